@@ -1,4 +1,4 @@
-"""Low-rank adapters (arXiv:2106.09685) folded into the matrices beside them."""
+"""Low-rank adapters (LoRA, arXiv:2106.09685) merged into the matrices that they adapt."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from md4_jax.protocols import Params, UserError
 
 
 def merged(params: Params, scale: float) -> Params:
-    """Returns parameters without adapters that compute the same: W + scale A B in place of W.
+    """Returns equivalent parameters without adapters: W + scale A B in place of W.
 
     scale: alpha / rank. The sum is float32, and is rounded to the type of W.
     """
@@ -25,7 +25,7 @@ def merged(params: Params, scale: float) -> Params:
 
 
 def check_adapters(o: Any) -> None:
-    """Raises UserError for keys of adapters that do not fit together."""
+    """Raises UserError for inconsistent keys of adapters."""
     if o.lora_alpha <= 0:
         raise UserError(f"network.lora_alpha must be above 0, not {o.lora_alpha}")
     if o.lora_dropout and not o.lora_rank:

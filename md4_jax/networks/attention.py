@@ -1,4 +1,4 @@
-"""Attention by one function with several kernels.
+"""Attention: one function with several kernels.
 
 Sizes (a) and (c) are those of tools/sizes.py.
 """
@@ -22,11 +22,11 @@ KERNELS = ("auto", "plain", "splash", "cudnn")
 
 
 class Form(NamedTuple):
-    """Form in which attention is computed.
+    """How attention is computed.
 
     rounded  operands of products are rounded to bfloat16, as `products.rounded_product` does
-    lean     the backward pass computes the weights again, for which the forward pass keeps none
-    rate     of dropout
+    lean     the backward pass recomputes the softmax weights, so the forward pass stores none
+    rate     dropout rate
     """
 
     rounded: bool = False
@@ -35,7 +35,7 @@ class Form(NamedTuple):
 
     @classmethod
     def dropping(cls, kernel: str, rate: float) -> "Form":
-        """Returns the form with dropout: lean in place of kernels that keep no weights."""
+        """Returns the form with dropout; it is lean if the kernel stores no weights."""
         return cls(kernel == "rounded", kernel in ("splash", "cudnn"), rate)
 
 
@@ -45,7 +45,7 @@ PLAIN = Form()
 def kernel_for(name: str, platform: str, head_size: int, dtype: str) -> str:
     """Returns the kernel to use; auto is splash on TPUs, cudnn on GPUs if it fits, else plain.
 
-    UserError for cudnn with a head size or dtype that it does not take.
+    Raises UserError for cudnn with a head size or dtype that it does not support.
     """
     fits_cudnn = head_size % MULTIPLE == 0 and head_size <= LARGEST
     if name == "cudnn" and not (fits_cudnn and dtype == "bfloat16"):
@@ -62,7 +62,7 @@ def kernel_for(name: str, platform: str, head_size: int, dtype: str) -> str:
 
 
 def rounding(kernel: str, products: str) -> str:
-    """Returns `rounded` instead of plain if operands of products are to be rounded to bfloat16."""
+    """Returns `rounded` for the kernel plain if operands of products are rounded to bfloat16."""
     return "rounded" if (kernel, products) == ("plain", "bfloat16") else kernel
 
 
@@ -78,14 +78,14 @@ def attend(
 ) -> Array:
     """Computes softmax(q k^T / sqrt(Dh)) v, [B, L, H, Dh], with the softmax in float32.
 
-    Keys and values may have fewer heads than queries; each then serves several (GQA).
+    Keys and values may have fewer heads than queries; several queries then share one (GQA).
 
     segments  int32 [B, L]: a token attends only to tokens of its own segment
     causal    a token attends only to itself and to tokens on its left
-    index     int32 [B, P]: positions of the queries, if these are not all positions
+    index     int32 [B, P]: positions of the queries; None: all positions
     kernel    plain, the formula; rounded, the same with operands of products in bfloat16; splash,
-              the TPU kernel, used for all queries and a length of whole tiles; cudnn, the kernel
-              for NVIDIA GPUs
+              the TPU kernel, used if all positions are queries and tiles divide the length; cudnn,
+              the kernel for NVIDIA GPUs
     """
     if kernel == "splash" and index is None and fits(query_BxLxHxDh.shape[1]):
         return splash(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, segments, causal=causal)
@@ -108,9 +108,9 @@ def attend_near(
     index: Array | None = None,
     kernel: str = "plain",
 ) -> Array:
-    """Computes `attend` where a token sees only `reach` tokens on each side, and itself.
+    """Computes `attend` with a window: a token sees itself and `reach` tokens on each side.
 
-    All scores are computed, and those of tokens that are far are masked.
+    All scores are computed; those of tokens outside the window are masked.
     """
     heads, length = query.shape[2], key.shape[1]
     key, value = for_queries(key, heads), for_queries(value, heads)
@@ -124,7 +124,7 @@ def attend_near(
 def _visible(
     length: int, segments: Array | None, index: Array | None, *, causal: bool
 ) -> Array | None:
-    """Marks the keys that each query sees, bool [B or 1, 1, Q, L]; None: all of them."""
+    """Returns the mask of keys that each query sees, bool [B or 1, 1, Q, L]; None: all."""
     mask = None
     if segments is not None:
         asking = segments if index is None else jnp.take_along_axis(segments, index, axis=1)
@@ -146,9 +146,9 @@ def attend_dropping(
     causal: bool = False,
     index: Array | None = None,
 ) -> Array:
-    """Computes `attend` with dropout (keys [B], form) of the softmax's weights, by the formula.
+    """Computes `attend` by the formula, with dropout (keys [B], form) of the softmax weights.
 
-    The draws of a query depend on its position and not on the positions that are asked for.
+    The draws for a query depend only on its position, not on which queries are computed.
     """
     keys, form = dropout
     batch, asks, heads, _ = query.shape
@@ -165,7 +165,7 @@ def attend_dropping(
 def attend_masked(
     query: Array, key: Array, value: Array, mask: Array | None, kernel: str = "plain"
 ) -> Array:
-    """Applies `attend_where`, or cuDNN's kernel, which needs a mask of even sizes."""
+    """Computes attention with `attend_where` or cuDNN's kernel, whose mask needs even sizes."""
     parts, asks = token_groups()[1], query.shape[1]
     own = asks if asks % parts else asks // parts  # queries of a device
     odd = own % 2 or key.shape[1] % 2
@@ -183,16 +183,16 @@ def attend_where(
     form: Form = PLAIN,
     keep: Array | None = None,
 ) -> Array:
-    """Computes the formula.
+    """Computes attention by the formula, with a mask and with dropout.
 
     mask  bool [B or 1, 1, Q, L]: the keys that a query sees; None: all
-    keep  bool [B, H, Q, L]: the weights that dropout of the form's rate keeps; None: all
+    keep  bool [B, H, Q, L]: the weights that dropout keeps, at the form's rate; None: all
 
-    Each query must see at least one key. The gradient is written by hand and computes
+    Each query must see at least one key. The gradient is a custom one, which computes
     sum_j p_j dp_j from the output (arXiv:2205.14135, section 3.1). It takes as long as that of
-    JAX and keeps one [B, H, L, L] array less for each layer: at 2 x 2048 tokens and 8 layers of
-    256 a training step has 1.9 instead of 2.9 GiB of temporaries on 2 CPU cores, at size (c) 12%
-    less.
+    JAX and stores one [B, H, L, L] array less for each layer. On 2 CPU cores a training step with
+    2 x 2048 tokens and 8 layers of 256 has 1.9 instead of 2.9 GiB of temporaries; at size (c) it
+    has 12% less.
     """
     return _forward(query, key, value, mask, form, keep)[0]
 
@@ -205,8 +205,8 @@ def _forward(
     form: Form,
     keep: Array | None,
 ):
-    # Heads before positions: 1.1 times the speed of a training step of size (a) with
-    # jax.nn.dot_product_attention, 1.5 times at size (c), on 2 CPU cores.
+    # Heads before positions: a training step is 1.1 times as fast as with
+    # jax.nn.dot_product_attention at size (a), and 1.5 times at size (c), on 2 CPU cores.
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
     dtype, operand = value.dtype, operand_of(form.rounded)
     query, key, value = (operand(jnp.swapaxes(x, 1, 2)) for x in (query, key, value))
@@ -226,7 +226,7 @@ def _backward(form: Form, kept: tuple[Any, ...], slope: Array):
     operand = operand_of(form.rounded)
     if form.lean:
         largest, mask = weights
-        # Otherwise XLA would find the same products in the forward pass, and keep them.
+        # Otherwise XLA would reuse the same products of the forward pass, and store them.
         query, key = jax.lax.optimization_barrier((query, key))
         weights = jnp.exp(_scores(query, key, mask) - largest).astype(value.dtype)
     wide = jnp.swapaxes(slope, 1, 2).astype(jnp.float32) * inverse
@@ -254,16 +254,16 @@ attend_where.defvjp(_forward, _backward)
 
 
 def operand_of(rounded: bool) -> Callable[[Array], Array]:
-    """Returns what is done to each operand of a product."""
+    """Returns the function that is applied to each operand of a product."""
     return (lambda x: by_rows(x.astype(jnp.bfloat16))) if rounded else lambda x: x
 
 
 def _transposed_product(scores_BxHxQxK: Array, x_BxHxQxDh: Array) -> Array:
-    """Sums scores times x over queries: [B, H, K, Dh].
+    """Computes sum_q scores_qk x_q: [B, H, K, Dh].
 
-    On CPUs x and the result are turned, not the scores, which are larger: 4.0 instead of 11.8 ms
-    for 2 x 4 heads and 1024 tokens on 2 cores of an AMD EPYC; 9% of a training step of size (c)
-    with float32 products, 3% of (a).
+    On CPUs x and the result are transposed, not the scores, which are larger. This takes 4.0
+    instead of 11.8 ms for 2 x 4 heads and 1024 tokens on 2 cores of an AMD EPYC, which is 9% of a
+    training step of size (c) with float32 products, and 3% of (a).
     """
 
     def turned(scores: Array, x: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Transformer with one more layer before the head, as BERT has it."""
+"""Transformer with an additional layer before the head, as in BERT."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from md4_jax.protocols import Array
 
 
 class BertModule(TransformerModule):
-    """Transformer with a matrix, GELU and a normalisation before the head."""
+    """Transformer with a linear layer, GELU and a normalisation before the head."""
 
     head_in_bias: ClassVar[bool] = True
 
@@ -28,6 +28,6 @@ class BertModule(TransformerModule):
         self.head_norm = norm(o, conditioned=False)
 
     def logits(self, h: Array, *, padded: bool = False) -> Array:
-        """Returns the head's logits of all symbols; padded: and -inf for its other entries."""
+        """Returns the logits of all symbols; padded: and -inf for the other rows of the head."""
         h = self.head_norm(nn.gelu(self.head_in(h), approximate=False))
         return super().logits(h, padded=padded)

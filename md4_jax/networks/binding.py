@@ -1,4 +1,4 @@
-"""Denoisers of the transformers: the functions of a module with its parameters and context."""
+"""Denoisers of the transformers: the functions of a module, bound to parameters and context."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -30,8 +30,8 @@ from md4_jax.runtime.sharding import token_groups
 class Binding(NamedTuple):
     """Binds parameters, context and dropout keys to the functions of the module.
 
-    cached  its denoisers have `blocks`
-    hides   they have `within`
+    cached  whether its denoisers have `blocks`
+    hides   whether they have `within`
     """
 
     options: Any
@@ -47,7 +47,7 @@ class Binding(NamedTuple):
         keys: Array | None = None,
         counts: Bound | None = None,
     ) -> Denoiser:
-        """Returns the denoiser; UserError for a context that the network cannot use."""
+        """Returns the denoiser. Raises UserError for a context that the network cannot use."""
         # The keys also draw the noise of the forward process.
         keys = None if keys is None else folded(keys, DROPOUT)
         return self._bound(params, self._context(context, keys), counts)
@@ -92,7 +92,7 @@ class Binding(NamedTuple):
         return found._replace(ordered=ordered_functions(self.options, module, variables, told))
 
     def _growing(self, variables: dict, told: dict[str, Array]) -> Denoiser:
-        """Returns the denoiser of texts that grow: what is present is a property of z."""
+        """Returns the denoiser of variable-length texts, where z says which tokens are present."""
         inputs = {name: x for name, x in told.items() if name != "segments"}
 
         def gaps(z: Array, t: Array) -> tuple[Array, Array]:
@@ -117,7 +117,7 @@ class Binding(NamedTuple):
         return found._replace(edits=edits) if self.options.edits else found
 
     def _context(self, context: Mapping[str, Array] | None, keys: Array | None) -> dict[str, Array]:
-        """Checks the context, hides some labels in training, and adds the keys for dropout."""
+        """Returns the checked context, with some labels hidden in training, and dropout keys."""
         o = self.options
         takes = (*o.takes, COUNTED) if o.tables else o.takes
         told = checked_context(o, context, keys, takes)
@@ -138,7 +138,7 @@ class Binding(NamedTuple):
             length, more = z.shape[1], -z.shape[1] % block
             segments = told.get("segments")
             if more:
-                # Padding of the last block is a segment of its own, which no token sees.
+                # Padding of the last block is a separate segment, which no token sees.
                 segments = jnp.zeros_like(clean) if segments is None else segments
                 segments = jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1)
                 z, clean = (jnp.pad(x, ((0, 0), (0, more))) for x in (z, clean))
@@ -180,14 +180,14 @@ class Binding(NamedTuple):
         return remembering(blocks) if o.causal_context else blocks
 
     def _from_the_left(self, blocks: Blockwise, variables: dict, told: dict) -> Blockwise:
-        """Returns the functions of a network in which clean tokens see only those before them."""
+        """Returns the functions of a network with causal attention among clean tokens."""
         o, label, keys = self.options, told.get("label"), told.get("keys")
 
         def read_block(z: Array, t: Array, cache: KVCache) -> tuple[Array, KVCache]:
             return blocks.append_block(z, t, LeftToRight(*cache))
 
         def reading(clean: Array, t: Array) -> Array:
-            # Their own features are asked for, not those of the token on the left.
+            # This needs the features of the tokens themselves, not of their left neighbours.
             causal = dataclasses.replace(o, causal=True, causal_context=False, shifted=False)
             module, segments = self.module.clone(options=causal), told.get("segments")
             return module.apply(variables, clean, t, segments, label, keys, method="features")
@@ -199,5 +199,5 @@ class Binding(NamedTuple):
 
 
 def repeated(told: dict[str, Array], count: int) -> dict[str, Array]:
-    """Returns what a batch is told with each row `count` times in a row."""
+    """Returns the context of a batch with each row repeated `count` times consecutively."""
     return jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told)

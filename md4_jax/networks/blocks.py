@@ -16,8 +16,8 @@ from md4_jax.networks.splash import fits, splash
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import splits_sequences
 
-# Largest number of tiles of queries. A tile is computed with the keys that it may see. 1.5 times
-# the speed of a training step with one tile, at 2 x 1024 tokens, 4 layers of 256, on 2 CPU cores.
+# Largest number of tiles of queries. A tile is computed with the keys that it may see. A training
+# step is 1.5 times as fast as with one tile (2 x 1024 tokens, 4 layers of 256, 2 CPU cores).
 TILES = 8
 
 
@@ -26,7 +26,7 @@ class KVCache(NamedTuple):
 
     keys, values  [..., B, W, H, Dh], of one layer or of all; token p is at p mod W
     count         int32 [], number of tokens appended so far
-    begin         int32 [B], the first token of each text: those before it are not seen; None: 0
+    begin         int32 [B], the first token of each text; earlier ones are masked out; None: 0
     """
 
     keys: Array
@@ -36,7 +36,7 @@ class KVCache(NamedTuple):
 
     @property
     def first(self) -> Array:
-        """Position of the first token that comes next, [] or [B, 1], in its text."""
+        """Position in its text of the next token to be read, [] or [B, 1]."""
         return self.count if self.begin is None else self.count - self.begin[:, None]
 
     def attend(
@@ -50,13 +50,13 @@ class KVCache(NamedTuple):
     ) -> tuple[Array, tuple[Array, Array]]:
         """Attends from a block to the cache and to itself; the text is one document.
 
-        Returns (result, own), of which `own` is to be appended.
+        Returns (result, own keys and values, which the caller appends).
         """
         del segments
         return attend_cached(query, own, self, kernel=kernel, turns=turns), own
 
     def append(self, keys: Array, values: Array) -> "KVCache":
-        """Writes a block [..., B, P, H, Dh] over the oldest entries. P must divide W and count."""
+        """Overwrites the oldest entries by a block [..., B, P, H, Dh]; P divides W and count."""
         begin = self.count % self.keys.shape[-3]
         put = jax.lax.dynamic_update_slice_in_dim
         return KVCache(
@@ -68,7 +68,7 @@ class KVCache(NamedTuple):
 
 
 class LeftToRight(KVCache):
-    """The same ring buffer, for a block of tokens of which each sees only those before it."""
+    """The same ring buffer, with causal attention within the block."""
 
     def attend(
         self,
@@ -79,13 +79,13 @@ class LeftToRight(KVCache):
         kernel: str,
         turns: Turns,
     ) -> tuple[Array, tuple[Array, Array]]:
-        """Attends from each token of a block to the cache and to the block up to it."""
+        """Attends from each token of a block to the cache, to itself and to earlier ones."""
         del segments
         return attend_cached(query, own, self, kernel=kernel, turns=turns, causal=True), own
 
 
 class Surroundings(NamedTuple):
-    """Keys and values, before rotation, of all tokens of a text, around a window of it.
+    """Keys and values, before rotation, of all tokens of a text, for queries from a window.
 
     keys, values  [..., B, L, H, Dh], of one layer or of all
     begin         int32 [], position of the window's first token
@@ -111,7 +111,7 @@ class Surroundings(NamedTuple):
     ) -> tuple[Array, tuple[Array, Array]]:
         """Attends from the window's queries [B, P, H, Dh] to its own keys and all others.
 
-        Returns (result, own), of which `own` is to be appended.
+        Returns (result, own keys and values, which the caller appends).
 
         segments  int32 [B, L]: a token sees only tokens of its own segment
         """
@@ -127,7 +127,7 @@ class Surroundings(NamedTuple):
         return attend_where(query, keys, values, mask, Form(rounded=kernel == "rounded")), own
 
     def append(self, keys: Array, values: Array) -> "Surroundings":
-        """Puts the window's keys and values [..., B, P, H, Dh] in their places."""
+        """Writes the window's keys and values [..., B, P, H, Dh] at their positions."""
         put = jax.lax.dynamic_update_slice_in_dim
         found = (
             put(old, new, self.begin, axis=-3)
@@ -140,7 +140,7 @@ Cache = KVCache | Surroundings | Past
 
 
 def layers_of(cache: Cache) -> dict[str, Array]:
-    """Returns the arrays of a cache that each layer has its own of, by their names."""
+    """Returns the arrays of a cache that have an entry for each layer, by name."""
     found = {name: getattr(cache, name, None) for name in ("keys", "values", "near")}
     return {name: array for name, array in found.items() if array is not None}
 
@@ -157,15 +157,15 @@ def attend_cached(
     """Attends from a block of queries [B, P, H, Dh] to the tokens of the cache and to itself.
 
     Position 0 is that of the oldest token of a full cache, so that positions stay below W + P.
-    kernel: rounded as in `attend`; with any other one the formula is computed.
-    causal: of its own block a query sees only itself and what is on its left.
+    kernel: rounded as in `attend`; all others compute the formula without rounding.
+    causal: within its own block a query sees only itself and the tokens on its left.
     """
     keys, values = (
         jnp.concatenate(x, axis=1) for x in zip((cache.keys, cache.values), own, strict=True)
     )
     window, length = cache.keys.shape[1], query.shape[1]
     slot = jnp.arange(window)
-    # Distance from the token in each slot to the first token of the block.
+    # Distance of the token in each slot from the first token of the block.
     age = 1 + (cache.count - 1 - slot) % window
     places = jnp.concatenate([window - age, window + jnp.arange(length)])[None]
     among = np.tri(length if causal else 1, length, 0 if causal else length, bool)
@@ -194,10 +194,10 @@ def attend_blocks(
 ) -> Array:
     """Attends from each position to its own block in `own` and to earlier blocks in `clean`.
 
-    own, clean  (keys, values), each [B, L, H, Dh]; clean None: own serves for both, so that a
+    own, clean  (keys, values), each [B, L, H, Dh]; clean None: own is used for both, so that a
                 position sees all blocks up to its own (block-causal), or with causal all positions
                 up to itself
-    block       positions of a block, divides L
+    block       number of positions of a block; divides L
     segments    int32 [B, L]: a token sees only tokens of its own segment
 
     Three quarters of the scores [L + L, L + L] of both halves are masked (identity B03). With tiles
@@ -209,7 +209,7 @@ def attend_blocks(
         end = min(begin + size, length)
         # Earlier blocks end at least one block before the end of this tile.
         seen = end if clean is None else max(0, end - block)
-        # cuDNN needs an even number of keys with a mask.
+        # With a mask, cuDNN needs an even number of keys.
         seen += (seen + end - begin) % 2 if clean is not None and seen else 0
         parts = [slice(0, seen)] if clean is None else [slice(0, seen), slice(begin, end)]
         sources = [own] if clean is None else [clean, own]
@@ -242,11 +242,11 @@ def block_diffusion_attention(
     kernel: str = "plain",
     causal: bool = False,
 ) -> Array:
-    """Attends in [noisy, clean], [B, 2 L, H, Dh], two halves of which each holds a whole text.
+    """Computes attention in [noisy, clean], [B, 2 L, H, Dh], a noisy text and its clean copy.
 
     A noisy position sees its own noisy block and the clean blocks before it. A clean position sees
     clean blocks up to its own, or with causal clean positions up to itself. query may be the noisy
-    half alone. kernel: as in `attend`; splash takes both halves at once, the others take tiles.
+    half alone. kernel: as in `attend`; splash computes both halves at once, the others use tiles.
     """
     length = key.shape[1] // 2
     both = None if segments is None else jnp.concatenate([segments, segments], axis=1)
@@ -254,7 +254,7 @@ def block_diffusion_attention(
         return splash(query, key, value, both, causal=causal, block=block)
     key, value = (for_queries(x, query.shape[2]) for x in (key, value))
     if splits_sequences():
-        # Tiles would lie on some of the devices only.
+        # Each tile would lie on some of the devices only.
         asking, known = (jnp.arange(x.shape[1]) for x in (query, key))
         seen = halves_seen(asking, known, length=length, block=block, causal=causal)[None]
         if both is not None:
@@ -282,5 +282,5 @@ def rotated_halves(x: Array, length: int, turns: Turns = TURNS) -> Array:
 
 
 def tile(length: int, block: int) -> int:
-    """Returns the size of a tile: whole blocks, and at least an eighth of the length."""
+    """Returns the size of a tile: a multiple of the block, at least an eighth of the length."""
     return block * -(-length // (TILES * block))

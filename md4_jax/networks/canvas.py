@@ -1,8 +1,8 @@
-"""Masks of canvases and of the text before them, and a cache of that text.
+"""Attention masks of canvases and of the text before them, and a cache of that text.
 
-A canvas is a block of noisy tokens that see one another and all tokens of the text before it. These
-see only what is to their left. `reach` is the number of tokens that a layer of near tokens sees,
-with its own; None: all.
+A canvas is a block of noisy tokens, which attend to one another and to all tokens of the text
+before it. Attention within the text is causal. `reach` is the window size of a local layer, its own
+token included; None: no window.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class ContextCache(NamedTuple):
 
     keys, values  [B, W, H, Dh] of each layer; token p is at p mod W
     count         int32 [], number of tokens so far
-    begin         int32 [B], the first token of each text; those before it are not seen
+    begin         int32 [B], the first token of each text; earlier ones are masked out
     """
 
     keys: tuple[Array, ...]
@@ -27,7 +27,7 @@ class ContextCache(NamedTuple):
     begin: Array
 
     def append(self, own: list[tuple[Array, Array]]) -> "ContextCache":
-        """Writes keys and values of a block, [B, P, H, Dh] of each layer, over the oldest ones.
+        """Overwrites the oldest entries by a block's keys and values, [B, P, H, Dh] per layer.
 
         P must divide W and count.
         """
@@ -44,9 +44,9 @@ class ContextCache(NamedTuple):
         return (self.count + jnp.arange(length))[None]
 
     def mask(self, length: int, reach: int | None, *, reads: bool) -> Array:
-        """Marks the keys of the cache, then own ones, that the next tokens see, [B, 1, P, W + P].
+        """Returns which keys of the cache, then own keys, the next tokens see: [B, 1, P, W + P].
 
-        reads  whether they are text, which sees what is to its left, and not a canvas
+        reads  whether the next tokens are text (causal attention), not a canvas
         """
         window = self.keys[0].shape[1]
         age = 1 + (self.count - 1 - jnp.arange(window)) % window
@@ -67,13 +67,13 @@ class ContextCache(NamedTuple):
 
 
 def empty_cache(shapes: list[tuple[int, int]], rows: int, window: int, dtype) -> ContextCache:
-    """Makes a cache of no tokens; shapes: (heads, features of a head) of each layer."""
+    """Returns an empty cache; shapes: (heads, features of a head) of each layer."""
     arrays = tuple(jnp.zeros((rows, window, *shape), dtype) for shape in shapes)
     return ContextCache(arrays, arrays, jnp.int32(0), jnp.zeros(rows, jnp.int32))
 
 
 def text_mask(length: int, reach: int | None, segments: Array | None) -> Array:
-    """Marks the tokens that each token of a text sees, bool [B or 1, 1, L, L]."""
+    """Returns which tokens each token of a text sees, bool [B or 1, 1, L, L]."""
     asking, asked = jnp.arange(length)[:, None], jnp.arange(length)
     mask = asked <= asking
     if reach is not None:
@@ -84,10 +84,10 @@ def text_mask(length: int, reach: int | None, segments: Array | None) -> Array:
 def canvas_mask(
     length: int, block: int, reach: int | None, segments: Array | None, begin: Array | None
 ) -> Array:
-    """Marks the tokens of the text, then those of the canvases, that each token of a canvas sees.
+    """Returns which tokens of the text, then of the canvases, each token of a canvas sees.
 
-    The canvases have `block` tokens each, the first from position `begin` [B] on, or from 0:
-    bool [B or 1, 1, L, 2 L].
+    The result is bool [B or 1, 1, L, 2 L]. Canvases have `block` tokens each; the first one begins
+    at position `begin` [B], or at 0.
     """
     first = jnp.zeros(1, jnp.int32) if begin is None else begin
     places = jnp.arange(length)

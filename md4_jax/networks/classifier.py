@@ -21,7 +21,7 @@ from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Accelerator, Array, Denoiser, Network, Params, UserError
 from md4_jax.runtime.sharding import token_groups
 
-# Keys of networks that predict tokens, with the values that mean nothing here.
+# Keys of networks that predict tokens, with the only values that are allowed here.
 OF_TOKENS = {
     "causal": False, "causal_context": False, "shifted": False, "tables": 0, "gaps": False,
     "edits": False, "tied": False, "output": "categorical", "label_dropout": 0.0, "balance": 0.0,
@@ -30,7 +30,7 @@ OF_TOKENS = {
 
 
 class ClassModule(TransformerModule):
-    """Transformer with logits of the class of a sequence in place of those of its tokens.
+    """Transformer that returns logits of the class of a sequence, not of its tokens.
 
     classes  number of classes. Those of `options` are inputs, and are 0
     """
@@ -54,7 +54,7 @@ class ClassModule(TransformerModule):
     ) -> Array:
         """Returns float32 logits [B, C] of the mean of the features.
 
-        segments  int32 [B, L]: positions below 0 are padding, and have no part in the mean
+        segments  int32 [B, L]: positions with a segment below 0 are padding, which is not averaged
         """
         h_BxNxD = TransformerModule.features(self, z_BxL, t_B, segments, None, keys)
         h_BxNxD = h_BxNxD.astype(jnp.float32)
@@ -65,7 +65,7 @@ class ClassModule(TransformerModule):
         return self.class_head(jnp.einsum("bl,bld->bd", share_BxL, h_BxNxD))
 
     def _headed(self, x_BxNxD: Array, condition_BxGxD: Array | None) -> Array:
-        # Of patches too: the layer that makes features of single dimensions is not needed.
+        # Features of patches too are averaged: features of single dimensions are not needed.
         return TransformerModule._headed(self, x_BxNxD, condition_BxGxD)
 
 
@@ -74,7 +74,7 @@ class PatchClassModule(ClassModule, PatchModule):
 
 
 class Binding(NamedTuple):
-    """Binds parameters, context and dropout keys to a classifier; a label is no input of it."""
+    """Binds parameters, context and dropout keys to a classifier, which takes no label."""
 
     options: Any
     module: ClassModule
@@ -82,7 +82,7 @@ class Binding(NamedTuple):
     def __call__(
         self, params: Params, context: Mapping[str, Array] | None = None, keys: Array | None = None
     ) -> Denoiser:
-        """Returns the denoiser, which has `classify`; UserError for a context of another kind."""
+        """Returns the denoiser, which has `classify`. Raises UserError for other context."""
         o = self.options
         keys = None if keys is None else folded(keys, DROPOUT)  # they also draw the noise
         told = {name: x for name, x in (context or {}).items() if name != "label"}
@@ -110,12 +110,12 @@ def _refuse(*_: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Classifier(Transformer):
-    """Options of a classifier of noisy texts: those of Transformer that are not of its head.
+    """Options of a classifier of noisy texts: those of Transformer, except those of its head.
 
-    It reads (z_t, t), takes the mean of the features of all tokens, and a linear layer makes logits
-    of the classes from it.
+    The network reads (z_t, t), averages the features of all tokens, and computes the logits of the
+    classes from the mean by a linear layer.
 
-    classes    number of classes, which are its outputs
+    classes    number of classes, which are the outputs
     head_bias  bias of that layer
     """
 
@@ -134,9 +134,9 @@ class Classifier(Transformer):
 
 @dataclasses.dataclass(frozen=True)
 class PatchClassifier(DiT):
-    """Options of a classifier of noisy images: those of DiT that are not of its head.
+    """Options of a classifier of noisy images: those of DiT, except those of its head.
 
-    It is `Classifier`, whose tokens are patches.
+    The network is that of `Classifier` with patches as tokens.
     """
 
     classifies: ClassVar[bool] = True
@@ -154,7 +154,7 @@ class PatchClassifier(DiT):
 
 
 def _check(options: Any, name: str) -> None:
-    """Raises UserError without classes, and for keys of networks that predict tokens."""
+    """Raises UserError if there are no classes, and for keys of networks that predict tokens."""
     check_least(options, classes=0)
     if options.classes < 2:
         raise UserError(
@@ -170,13 +170,13 @@ def _check(options: Any, name: str) -> None:
 
 
 def _trunk(options: Any, base: type) -> Any:
-    """Returns the same options for a network without classes as inputs."""
+    """Returns the same options for a network without class labels as inputs."""
     names = [field.name for field in dataclasses.fields(base)]
     return base(**{name: getattr(options, name) for name in names} | {"classes": 0})
 
 
 def _network(options: Any, trunk: Any, kind: type, length: int, platform: str) -> Network:
-    """Makes the network on a trunk; length: of the sequence of its first call."""
+    """Makes the network from a trunk; length: sequence length of the initialising call."""
     module = kind(trunk, unroll=unrolled(options, platform), classes=options.classes)
 
     def init(key: Array) -> Params:

@@ -1,4 +1,4 @@
-"""Counts in one byte each: exact while they are small, rounded where they are large."""
+"""Counts stored in one byte each: small counts exactly, large ones rounded."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from md4_jax.protocols import Array
 
 # Bits of a code that follow the leading one of a count. Counts up to 2^(DIGITS + 1) are exact;
-# larger ones are wrong by at most 1 part in 2^(DIGITS + 1).
+# larger ones have a relative error of at most 2^-(DIGITS + 1).
 DIGITS = 3
 # Largest count that any part of the program has, and its code.
 LARGEST, MOST = 2**30, 224
@@ -21,7 +21,7 @@ def coded(counts: Array) -> Array:
     leading = 31 - jax.lax.clz(jnp.maximum(counts, 1))
     exponents = jnp.maximum(leading - DIGITS, 0)
     halves = (1 << exponents) >> 1
-    # A mantissa that is rounded up to 2^(DIGITS + 1) is the first of the next exponent.
+    # A mantissa that is rounded up to 2^(DIGITS + 1) becomes the first of the next exponent.
     return (exponents * 2**DIGITS + ((counts + halves) >> exponents)).astype(jnp.uint8)
 
 

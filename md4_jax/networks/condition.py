@@ -1,4 +1,4 @@
-"""Condition of the layers: the time's embedding, and shifts, scales and gates made from it."""
+"""Conditioning of the layers: time embedding, and the shifts, scales and gates of adaLN."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ class Sinusoids(NamedTuple):
 
     width   number of sinusoids; 0: the width of the condition
     hidden  width of the first layer, as a multiple of the condition's
-    scale   factor of the time
+    scale   factor by which the time is multiplied
     last    whether the lowest frequency is exactly 1 / 10,000
     """
 
@@ -34,7 +34,7 @@ TIME_EMBEDDINGS = {
 
 
 class TimeEmbedding(nn.Module):
-    """Two layers on sinusoids of the time: t [B, G] -> condition [B, G, size]."""
+    """Two linear layers on sinusoids of the time: t [B, G] -> condition [B, G, size]."""
 
     size: int
     form: Sinusoids
@@ -55,12 +55,12 @@ class TimeEmbedding(nn.Module):
 
 
 Activation = Callable[[Array], Array]
-# What the activation is applied to: the sum of the vectors of time and class, or each of them.
+# Input of the activation: the sum of the vectors of time and class, or each of them.
 ACTIVATED = ("sum", "each")
 
 
 def activations(options: Any) -> tuple[Activation, Activation]:
-    """Returns the activations of each vector of a condition, and of the sum of these.
+    """Returns the activations of each vector of a condition, and of their sum.
 
     options  has feed_forward and condition_activation. One of the two is the identity
     """
@@ -79,10 +79,10 @@ def modulation(
     dtype: jnp.dtype,
     activation: Activation,
 ) -> list[Array]:
-    """Makes `count` arrays that shift, scale or gate x of that shape [B, L, D], initially zero.
+    """Computes `count` arrays that shift, scale or gate x, of shape [B, L, D], initially zero.
 
-    Each is [B, 1, D] for one condition of a sequence, else [B, L, D], equal within a group.
-    activation: of the condition, before the linear layer.
+    Each is [B, 1, D] if a sequence has one condition, else [B, L, D], equal within a group.
+    activation: applied to the condition before the linear layer.
     """
     layer = Linear(count * shape[-1], dtype, zeros=True, bias=True, name="modulation")
     y_BxGxN = layer(activation(condition_BxGxC))

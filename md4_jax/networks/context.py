@@ -1,4 +1,4 @@
-"""Context of a network: what it is told of each sequence besides its symbols and the time."""
+"""Context of a network: its inputs for each sequence other than symbols and time."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from md4_jax.protocols import Array, UserError
 def checked_context(
     options: Any, context: Mapping[str, Array] | None, keys: Array | None, takes: tuple[str, ...]
 ) -> dict[str, Array]:
-    """Returns the context with, in training, some labels hidden: they become `classes`.
+    """Returns the context; in training some labels are hidden: replaced by `classes`.
 
     options  has classes and label_dropout
     takes    names that the network can use; UserError for others
@@ -35,9 +35,9 @@ def checked_context(
 
 
 def label_rows(table: Array, label_B: Array | None, batch: int) -> Array:
-    """Returns the vectors of the classes, [B, C]; the last row stands for no label.
+    """Returns the vectors of the classes, [B, C]; the last row of the table is for no label.
 
-    None and any number that is not a class mean no label.
+    None, or any number that is not a class, means no label.
     """
     classes = len(table) - 1
     if label_B is None:
@@ -49,7 +49,7 @@ def label_rows(table: Array, label_B: Array | None, batch: int) -> Array:
 def check_options(
     options: Any, choices: Mapping[str, tuple[str, ...]], rates: tuple[str, ...], **least: int
 ) -> None:
-    """Raises UserError for a value that is wrong on its own, and for a single ordered symbol.
+    """Raises UserError for a value outside its range, and for a single ordered symbol.
 
     choices, rates, least  see `check_choices`, `check_rates` and `check_least`
     """
@@ -80,14 +80,14 @@ def check_least(options: Any, **least: int) -> None:
 
 
 def check_rates(options: Any, *names: str) -> None:
-    """Raises UserError for a rate of dropout outside of [0, 1)."""
+    """Raises UserError for a dropout rate outside [0, 1)."""
     for key in names:
         if not 0 <= getattr(options, key) < 1:
             raise UserError(f"network.{key} must lie in [0, 1), not {getattr(options, key)}")
 
 
 def check_choices(options: Any, choices: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises UserError for a value that is not among those of its key."""
+    """Raises UserError for a value that is not among the choices of its key."""
     for key, known in choices.items():
         if getattr(options, key) not in known:
             names = f"{', '.join(known[:-1])} or {known[-1]}"

@@ -1,11 +1,11 @@
-"""Attention on NVIDIA GPUs by cuDNN's kernel, which needs half precision."""
+"""Attention on NVIDIA GPUs with cuDNN's kernel, which needs half precision."""
 
 import jax
 
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, dividing, splits_sequences
 
-# Sizes of heads that the kernel takes: multiples up to the largest.
+# Head sizes that the kernel supports: multiples of the first, up to the second.
 MULTIPLE, LARGEST = 8, 128
 
 
@@ -14,7 +14,8 @@ def cudnn(
 ) -> Array:
     """Calls cuDNN's kernel, which takes a causal mask as a flag and any other mask as a matrix.
 
-    It does not know of queries that are split over devices: each calls it for its own ones.
+    The kernel does not support queries that are split over devices: each device calls it for its
+    own queries.
     """
 
     def local(query: Array, key: Array, value: Array, mask: Array | None) -> Array:

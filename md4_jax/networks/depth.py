@@ -1,4 +1,4 @@
-"""Blocks one after another: in a loop, unrolled, or as modules of their own."""
+"""Stacks of transformer blocks: a scan, an unrolled scan, or separate modules."""
 
 import dataclasses
 import functools
@@ -17,14 +17,14 @@ REMAT = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-# What the paths of the parameters of blocks begin with that have an axis of depths.
+# Prefixes of the paths of blocks' parameters that have a leading depth axis.
 STACKED = ("blocks/", "decoder_blocks/")
 
 
 def first_blocks(o: Any, block_size: int = 0) -> list[nn.Module]:
-    """Makes the blocks without experts that come before those of `stack`: `dense_layers` of them.
+    """Makes the first `dense_layers` blocks, which have no experts and come before `stack`.
 
-    They are never scanned, since their parameters are others.
+    They are not scanned, since they have different parameters.
     """
     if not o.dense_layers:
         return []
@@ -35,16 +35,16 @@ def first_blocks(o: Any, block_size: int = 0) -> list[nn.Module]:
 
 
 def _recomputed(o: Any, *, prevent_cse: bool) -> type[nn.Module]:
-    """Returns the class of blocks, whose backward pass computes again what `remat` says."""
+    """Returns the class of blocks whose backward pass recomputes what `remat` says."""
     if o.remat == "none":
         return Block
     return nn.remat(Block, prevent_cse=prevent_cse, policy=REMAT[o.remat])
 
 
 def stack(o: Any, block_size: int = 0, unroll: int = 1) -> nn.Module | list[nn.Module]:
-    """Makes the blocks after the first: one module that scans their depths, or a list of modules.
+    """Makes the blocks after `first_blocks`: one module scanned over depth, or a list of modules.
 
-    unroll: blocks that an iteration of the scan computes.
+    unroll: number of blocks that an iteration of the scan computes.
     """
     count = o.depth - o.dense_layers
     if not o.scan_blocks:
@@ -63,17 +63,17 @@ def stack(o: Any, block_size: int = 0, unroll: int = 1) -> nn.Module | list[nn.M
 
 
 def unrolled(o: Any, platform: str) -> int:
-    """Returns the number of blocks that an iteration of the loop computes.
+    """Returns the number of blocks that an iteration of the scan computes.
 
-    All of them on GPUs, where a loop copies what the backward pass keeps, unless that pass is to
-    compute it again: of equal operations side by side XLA would keep the results. A training step
-    of MD4-S took 0.85 of the time on an H200.
+    On GPUs it is all of them, since a loop copies what is stored for the backward pass. A training
+    step of MD4-S took 0.85 of the time on an H200. With recomputation (`remat`) the loop is not
+    unrolled: XLA would merge the equal operations and store their results.
     """
     return o.depth if platform == "gpu" and o.depth and o.remat == "none" else 1
 
 
 def bound(o: Any, block_size: int, params: Params, *, last: bool = False) -> Callable:
-    """Returns a block with these parameters, outside of the scan."""
+    """Returns a block bound to these parameters, outside of the scan."""
     block = Block(o, block_size, last, parent=None)
     return functools.partial(block.apply, {"params": params})
 
@@ -88,9 +88,9 @@ def gathered(
     index: Array | None,
     unroll: int,
 ) -> Array:
-    """Scans all blocks but the last, which returns fewer positions than it is given.
+    """Scans all blocks except the last, which returns fewer positions than it reads.
 
-    stacked  (parameters, keys or None) of the blocks, with the axis of depths first
+    stacked  (parameters, keys or None) of the blocks, with the depth axis first
     around   the condition and the segments
     """
     rest, last = (jax.tree.map(lambda x, p=part: x[p], stacked) for part in (slice(-1), -1))

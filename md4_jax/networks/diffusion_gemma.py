@@ -1,8 +1,8 @@
 """DiffusionGemma (Google, 2026): block diffusion by uniform noise with the layers of Gemma 4.
 
-An encoder reads the text from left to right. A decoder with the same layers predicts the next
-canvas, a block of noisy tokens that see one another and all keys and values of the encoder. Array
-names end in their shapes: B, L, P of a canvas, D, V.
+An encoder reads the text with causal attention. A decoder with the same layers predicts the next
+canvas, a block of noisy tokens that attend to one another and to all keys and values of the
+encoder. Array names end in their shapes: B, L, P of a canvas, D, V.
 """
 
 import dataclasses
@@ -42,17 +42,18 @@ CHOICES = {
 
 @dataclasses.dataclass(frozen=True)
 class DiffusionGemma:
-    """Options of DiffusionGemma; `build()` makes the network, which is told no time.
+    """Options of DiffusionGemma; `build()` makes the network, which has no time input.
 
-    kv_heads, head_dim  heads of keys and values, and features of a head, of layers of near tokens
-    global_kv_heads, global_head_dim  the same of layers that see all tokens
-    window         tokens that the former see in the text, with their own
-    global_every   the last of each so many layers sees all tokens
+    kv_heads, head_dim  heads of keys and values, and features of a head, in local layers
+    global_kv_heads, global_head_dim  the same in global layers, which attend to all tokens
+    window         number of tokens of the text that local layers attend to, the own one included
+    global_every   every global_every-th layer is global, the others are local
     hidden         width of the feed-forward layer
-    experts        number of gated layers beside it, of which a token takes `experts_per_token`
+    experts        number of gated layers in addition to it; each token uses `experts_per_token`
     expert_hidden  width of an expert
-    local_base, rotary_base, rotary_part  base of rotary positions of near layers and of the others,
-                   and the share of the latter's pairs of features that turn
+    local_base     base of the rotary positions of local layers
+    rotary_base, rotary_part  base of the rotary positions of global layers, and the fraction of
+                   pairs of features to which they are applied
     cap            logits become cap tanh(logits / cap)
 
     Other keys are those of `Transformer`.
@@ -123,11 +124,11 @@ class DiffusionGemma:
         check_adapters(self)
 
     def is_near(self, layer: int) -> bool:
-        """Returns whether a layer sees only near tokens."""
+        """Returns whether a layer is local: its attention has a window."""
         return (layer + 1) % self.global_every != 0
 
     def shape_of(self, near: bool) -> tuple[int, int]:
-        """Returns features of a head and heads of keys and values of a layer."""
+        """Returns (features of a head, heads of keys and values) of a layer."""
         if near:
             return self.head_dim, self.kv_heads
         return self.global_head_dim, self.global_kv_heads
@@ -220,7 +221,7 @@ class Binding(NamedTuple):
 def _flops(params: Params, length: int, block: int = 0, *, options: DiffusionGemma) -> float:
     """Returns the FLOPs of a forward pass per token; in blocks, of encoder and decoder.
 
-    Those of `flops.forward_flops`: all tokens are counted as seen by all layers.
+    They are counted as in `flops.forward_flops`, as if all layers were global.
     """
     o = options
     kernels = jax.tree_util.tree_leaves_with_path(params)

@@ -33,8 +33,9 @@ class DiT(Transformer):
     input      embedding, a vector for each level; intensity, for ordered levels: the number between
                -1 and 1, and whether it is masked. With output=truncated_logistic the location is
                then added to the input
-    embedding  width of the vector of each level; those of a patch lie side by side
-    head_size  features of each dimension of the image, of which the head makes logits
+    embedding  width of the vector of each level; the vectors of a patch are concatenated
+    head_size  number of features of each dimension of the image, from which the head computes
+               logits
     """
 
     name: ClassVar[str] = "dit"  # in a config
@@ -67,7 +68,7 @@ class DiT(Transformer):
 
     @property
     def has_vectors(self) -> bool:
-        """Whether each level has a vector that is learnt."""
+        """Whether each level has a learned vector."""
         return self.input == "embedding"
 
     @property
@@ -111,7 +112,7 @@ class DiT(Transformer):
 
 
 class PatchModule(TransformerModule):
-    """Transformer whose tokens are patches and whose features are those of single dimensions."""
+    """Transformer that reads patches and returns features of single dimensions."""
 
     def setup(self):
         super().setup()
@@ -123,11 +124,11 @@ class PatchModule(TransformerModule):
     def features(self, z_BxL, t_B, segments=None, label=None, keys=None, index=None) -> Array:
         """Returns h [B, L, D] of all dimensions, or [B, P, D] of those of index [B, P].
 
-        If they start at the input, these are the location and the scale, [B, L, 2].
+        With `starts_at_input` the result is the location and the scale, [B, L, 2].
         """
         h_BxLxD = super().features(z_BxL, t_B, segments, label, keys)
         if self.options.starts_at_input:
-            # Not bounded: black and white need not be learnt either.
+            # Not bounded, so that black and white need not be learned either.
             symbols = self.options.vocab_size
             h_BxLxD = around_input(self.head(h_BxLxD), z_BxL, symbols, bounded=False)
         return h_BxLxD if index is None else rows(h_BxLxD, index)
@@ -138,7 +139,7 @@ class PatchModule(TransformerModule):
         return super().unembed(h)
 
     def _vectors(self, z_BxL: Array) -> Array:
-        """Embeds the levels; [B, N, D] with those of a patch side by side."""
+        """Embeds the levels: [B, N, D], where the vectors of a patch are concatenated."""
         o = self.options
         if not o.has_vectors:
             masked = (z_BxL == o.vocab_size).astype(jnp.float32)
@@ -158,9 +159,9 @@ class PatchModule(TransformerModule):
 def forward_flops(params: Params, length: int, block: int = 0, *, options: DiT) -> float:
     """Returns the FLOPs of a forward pass per dimension of an image.
 
-    2 for each weight of a linear layer and patch, or dimension for the head, and 4 N D for each
-    layer and patch, with N patches and D features of all heads. Of experts those that a patch takes
-    count.
+    They are 2 for each weight of a linear layer and patch (for the head: and dimension), plus 4 N D
+    for each layer and patch, with N patches and D features of all heads. Only the experts that a
+    patch uses count.
     """
     del block
     attended = options.heads * options.attention_size

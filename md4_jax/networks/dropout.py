@@ -1,4 +1,4 @@
-"""Dropout with a key for each sequence, so that no mesh and no microbatch changes the draws."""
+"""Dropout with a key for each sequence: draws do not depend on mesh and microbatches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ def layer_keys(keys: Array | None, depth: int) -> Array | None:
 
 
 def kept(keys: Array, rate: float, shape: tuple[int, ...]) -> Array:
-    """Draws which entries stay, for each sequence: bool [B, *shape]."""
+    """Draws which entries of each sequence are kept: bool [B, *shape]."""
     return jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, shape))(keys)
 
 
@@ -40,9 +40,9 @@ def scaled(x: Array, keep: Array, rate: float) -> Array:
 def for_adapter(
     o: Any, name: str, x: Array, keys: Array | None, length: int, needed: Callable[[Array], Array]
 ) -> Array | None:
-    """Drops entries of the input x of a layer for its adapter alone; None: nothing is dropped.
+    """Applies dropout to the input x of a layer's adapter; None: nothing is dropped.
 
-    length, needed: of the positions for which it is drawn, and the choice of those of x.
+    length: number of positions for which dropout is drawn. needed: selects those of x.
     """
     if keys is None or not (o.lora_rank and o.lora_dropout):
         return None

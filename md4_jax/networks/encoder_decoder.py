@@ -1,4 +1,4 @@
-"""Encoder and decoder of block diffusion (E2D2, arXiv:2510.22852): docs/families/e2d2.md."""
+"""Encoder-decoder for block diffusion (E2D2, arXiv:2510.22852): docs/families/e2d2.md."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from md4_jax.networks.flops import weights
 from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import Array, Blockwise, Denoiser, Network, Params, UserError
 
-# Keys of the transformer that this network does not have, and what they are then.
+# Keys of the transformer that this network does not support, with their only values.
 WITHOUT = {
     "time_conditioning": False, "causal": False, "causal_context": False, "shifted": False,
     "local_width": 0, "tables": 0, "gaps": False, "edits": False, "experts": 0, "dense_layers": 0,
@@ -27,18 +27,18 @@ FEATURES, KEYS_VALUES = "features", "keys_values"
 
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoder(Transformer):
-    """Options of an encoder with a decoder; `build()` makes the network. Those of Transformer, and
+    """Options of the encoder-decoder; `build()` makes the network. Those of Transformer, and
 
-    depth          blocks of the encoder, which reads clean tokens: each sees its block and earlier
-                   ones
-    decoder_depth  blocks of the decoder, which reads a noisy block and what the encoder made of the
-                   blocks before it
-    decoder_reads  features: every block of the decoder makes keys and values of its own from the
-                   encoder's last features; keys_values: the decoder's blocks take those of the last
-                   `decoder_depth` blocks of the encoder, each those of one
-    shared_blocks  the decoder's blocks are the last ones of the encoder, with the same parameters
+    depth          number of layers of the encoder, which reads clean tokens; each attends to its
+                   own block of the text and to earlier ones
+    decoder_depth  number of layers of the decoder, which reads a noisy block and attends to the
+                   encoder's representation of earlier blocks
+    decoder_reads  features: each decoder layer computes its own keys and values from the encoder's
+                   final features; keys_values: each decoder layer attends to the keys and values of
+                   one of the last `decoder_depth` encoder layers
+    shared_blocks  the decoder layers are the last layers of the encoder, with shared parameters
 
-    The network is told no time.
+    The network has no time input.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("segments",)
@@ -68,21 +68,21 @@ class EncoderDecoder(Transformer):
 
     @property
     def of_decoder(self) -> "EncoderDecoder":
-        """Options of the decoder's blocks."""
+        """Options of the decoder's layers."""
         return dataclasses.replace(
             self, depth=self.decoder_depth, decoder_reads=FEATURES, shared_blocks=False
         )
 
     @property
     def reads_features(self) -> bool:
-        """Whether the decoder's blocks make keys and values of their own from features."""
+        """Whether decoder layers compute their own keys and values from features."""
         return self.decoder_reads == FEATURES
 
     @property
     def cached_layers(self) -> int:
-        """Number of layers whose keys and values a sampler keeps.
+        """Number of layers whose keys and values a sampler caches.
 
-        The encoder's come first. The decoder reads those of the last `decoder_depth` layers.
+        The encoder's come first. The decoder attends to those of the last `decoder_depth` layers.
         """
         return self.depth + self.decoder_depth * self.reads_features
 
@@ -92,7 +92,7 @@ class EncoderDecoder(Transformer):
         module = EncoderDecoderModule(options, unroll=unrolled(options, platform))
 
         def init(key: Array) -> Params:
-            # Rolled up, as for `Transformer`.
+            # Not unrolled, as for `Transformer`.
             rolled, tokens = EncoderDecoderModule(options), jnp.zeros((1, 2), jnp.int32)
             return rolled.init(key, tokens, method="everything")["params"]
 
@@ -105,7 +105,7 @@ class EncoderDecoder(Transformer):
 
 
 class EncoderDecoderBinding(Binding):
-    """Binding of a transformer whose clean blocks are read by its encoder."""
+    """Binding of a transformer with an encoder that reads the clean blocks."""
 
     def _bound(self, params: Params, told: dict[str, Array], counts: None) -> Denoiser:
         return super()._bound(params, told, counts)._replace(ordered=None, within=None)
@@ -127,9 +127,9 @@ class EncoderDecoderBinding(Binding):
 def _flops(params: Params, length: int, block: int = 0, *, options: EncoderDecoder) -> float:
     """Returns the FLOPs of a forward pass per token; without blocks, of the decoder alone.
 
-    As `flops.forward_flops` counts them: 2 for each weight that a token meets. In blocks a clean
-    token meets the encoder's and, if the decoder reads its features, the matrices that make keys
-    and values of these. Both tokens see (L + block) / 2 others.
+    They are counted as in `flops.forward_flops`: 2 for each weight that is applied to a token. In
+    blocks, the encoder is applied to the clean token, and so are the decoder's key and value
+    matrices if the decoder reads features. Each of the two tokens sees (L + block) / 2 others.
     """
     o, kernels = options, weights(params)
     attended = o.heads * o.attention_size

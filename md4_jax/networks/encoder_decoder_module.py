@@ -1,4 +1,4 @@
-"""Linen module of an encoder with a decoder, for block diffusion (E2D2, arXiv:2510.22852).
+"""Linen module of the encoder-decoder for block diffusion (E2D2, arXiv:2510.22852).
 
 Array names end in their shapes: B, L, P of a block, D. Options are those of `EncoderDecoder`.
 """
@@ -23,11 +23,12 @@ Step = Callable[[Any, Array, Any], tuple[Array, Any]]
 
 
 class WholeText(NamedTuple):
-    """Text of which a layer of the encoder or the decoder sees a part, in one pass over all blocks.
+    """Keys and values for a layer of encoder or decoder, in one pass over all blocks of a text.
 
-    block         tokens of a block
-    keys, values  [B, L, H, Dh], before rotation, of the clean tokens, of which a block sees those
-                  of earlier blocks; None: it sees its own block and earlier ones of the same text
+    block         number of tokens of a block
+    keys, values  [B, L, H, Dh], before rotation, of the clean tokens; a noisy block attends to
+                  itself and to clean tokens of earlier blocks. None: a block attends to itself and
+                  to earlier blocks of the same text
     """
 
     block: int
@@ -52,19 +53,19 @@ class WholeText(NamedTuple):
 
 
 class KeysAlone:
-    """Stands for a cache where only a layer's own keys and values are asked for."""
+    """Takes the place of a cache where only the layer's own keys and values are needed."""
 
     def attend(
         self, query: Array, own: KeysValues, segments: Array | None, **form: Any
     ) -> tuple[Array, KeysValues]:
-        """Returns the queries in place of a result, which nothing depends on."""
+        """Returns the queries in place of a result, which is not used."""
         return query, own
 
 
 class EncoderDecoderModule(TransformerModule):
-    """Encoder of clean blocks, and decoder of noisy blocks that reads what the encoder made.
+    """Encoder of clean blocks, and decoder of noisy blocks that attends to the encoder's output.
 
-    `blocks` of the transformer are the encoder's; its last norm and its head are the decoder's.
+    The transformer's `blocks` are the encoder; its last norm and its head belong to the decoder.
     """
 
     def setup(self):
@@ -76,7 +77,7 @@ class EncoderDecoderModule(TransformerModule):
                 self.encoder_norm = norm(o, conditioned=False)
 
     def everything(self, z_BxL: Array) -> Array:
-        """Calls all parts, for initial values."""
+        """Calls all parts, to initialise their parameters."""
         x_BxLxD = _called(self.blocks, self._embedded(z_BxL, None))
         if not self.options.shared_blocks:
             x_BxLxD = _called(self.decoder_blocks, x_BxLxD)
@@ -90,7 +91,7 @@ class EncoderDecoderModule(TransformerModule):
         keys: Array | None = None,
         index: Array | None = None,
     ) -> Array:
-        """Returns h [B, L, D] of z as one block with nothing before it, or [B, P, D] at index."""
+        """Returns h [B, L, D] of z as a single block without context, or [B, P, D] at index."""
         del t_B
 
         def decode(layer: Any, x: Array, own: Array | None) -> tuple[Array, None]:
@@ -110,7 +111,7 @@ class EncoderDecoderModule(TransformerModule):
         label: Array | None = None,
         keys: Array | None = None,
     ) -> Array:
-        """Returns h [B, L, D] of z, where a block sees itself and the earlier blocks of clean."""
+        """Returns h [B, L, D] of z; a block attends to itself and to earlier blocks of clean."""
         del t_BxG, clean_t, label
         o, (first, second) = self.options, self._keys(keys)
         both_Bx2L = jnp.concatenate([z_BxL, clean_BxL], axis=1)
@@ -136,7 +137,7 @@ class EncoderDecoderModule(TransformerModule):
     def append_block(
         self, z_BxP: Array, t_B: Array, cache: KVCache, label: Array | None, segments: Array | None
     ) -> tuple[Array, KVCache]:
-        """Returns (h [B, P, D] of a noisy block z, cache with z as clean tokens)."""
+        """Returns (h [B, P, D] of a noisy block z, cache to which z is added as clean tokens)."""
         del t_B, label, segments
         made = {"keys": cache.keys, "values": cache.values}
 
@@ -149,7 +150,7 @@ class EncoderDecoderModule(TransformerModule):
         return self._headed(h_BxPxD, None), self.read(z_BxP, cache)
 
     def read(self, clean_BxP: Array, cache: KVCache) -> KVCache:
-        """Returns the cache with a block of clean tokens, which the encoder reads once."""
+        """Encodes a block of clean tokens and returns the cache to which it is added."""
         o = self.options
         before = {"keys": cache.keys[: o.depth], "values": cache.values[: o.depth]}
 
@@ -174,13 +175,13 @@ class EncoderDecoderModule(TransformerModule):
         return self.final_norm(h_BxLxD) if o.shared_blocks else self.encoder_norm(h_BxLxD)
 
     def _keys(self, keys: Array | None) -> tuple[Array | None, Array | None]:
-        """Returns the keys for dropout of the encoder's and of the decoder's layers, [., B]."""
+        """Returns the dropout keys of the encoder's and of the decoder's layers, each [., B]."""
         o = self.options
         each = layer_keys(keys, o.depth + o.decoder_depth)
         return (None, None) if each is None else (each[: o.depth], each[o.depth :])
 
     def _of_decoder(self, made: dict[str, Array]) -> dict[str, Array]:
-        """Returns the keys and values that the decoder's layers read, of those of all layers."""
+        """Selects the keys and values that the decoder's layers read from those of all layers."""
         return {name: x[-self.options.decoder_depth :] for name, x in made.items()}
 
     def _encoder(self) -> Any:
@@ -193,14 +194,14 @@ class EncoderDecoderModule(TransformerModule):
         return self._layers("decoder_blocks", 0, o.decoder_depth)
 
     def _layers(self, name: str, first: int, count: int) -> Any:
-        """Returns the parameters of blocks: with an axis of layers, or a list if unrolled."""
+        """Returns the parameters of layers: with a leading layer axis, or a list if unrolled."""
         params = self.variables["params"]
         if self.options.scan_blocks:
             return jax.tree.map(lambda x: x[first : first + count], params[name])
         return [params[f"{name}_{number}"] for number in range(first, first + count)]
 
     def _through(self, layers: Any, step: Step, x: Array, each: Any) -> tuple[Array, Any]:
-        """Passes x through blocks: (parameters, x, part of `each`) -> (x, what the block made)."""
+        """Applies `step` layer by layer: (parameters, x, part of `each`) -> (x, output)."""
         o = self.options
 
         def call(x: Array, layer: tuple) -> tuple[Array, Any]:
@@ -220,7 +221,7 @@ class EncoderDecoderModule(TransformerModule):
 
 
 def _called(blocks: Any, x_BxLxD: Array) -> Array:
-    """Applies modules of blocks, scanned or a list, to x."""
+    """Applies the modules of blocks, one scanned module or a list, to x."""
     for block in blocks if isinstance(blocks, list | tuple) else [blocks]:
         x_BxLxD, _ = block(x_BxLxD, None, None, None)
     return x_BxLxD

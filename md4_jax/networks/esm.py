@@ -1,4 +1,4 @@
-"""ESM-2 (Lin et al., Science 2023): a transformer of proteins that marks where they begin and end.
+"""ESM-2 (Lin et al., Science 2023): a transformer of proteins with begin and end symbols.
 
 Array names end in their shapes: B, L, M = L + 2, D.
 """
@@ -15,13 +15,13 @@ from md4_jax.networks.rotary import Turns
 from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import Array, Network, Params, UserError
 
-# Keys of the transformer that this network does not have, and what they are then.
+# Keys of the transformer that this network does not support, with their only values.
 WITHOUT = {
     "time_conditioning": False, "causal": False, "causal_context": False, "shifted": False,
     "local_width": 0, "tables": 0, "gaps": False, "experts": 0, "dense_layers": 0, "classes": 0,
     "output": "categorical", "positions": 0, "embedding": 0, "embedding_dropout": 0.0,
 }  # fmt: skip
-# Share of masks in ESM's training: 15% of the tokens were chosen, 80% of which became masks.
+# Fraction of masks in ESM's training: 15% of the tokens were chosen, and 80% of these masked.
 TRAINED_MASKS = 0.15 * 0.8
 
 
@@ -29,15 +29,16 @@ TRAINED_MASKS = 0.15 * 0.8
 class Esm(Transformer):
     """Options of ESM-2; `build()` makes the network. Those of Transformer, and
 
-    begins, ends   symbols that the network itself puts before and after each text
+    begins, ends   symbols that the network itself adds before and after each text
     token_dropout  the vector of a mask is 0, and all others are multiplied by
-                   (1 - 0.12) / (1 - the share of masks), with both marks among the tokens of which
-                   it is a share. ESM does so in training and afterwards
+                   (1 - 0.12) / (1 - fraction of masks), where the begin and end symbols count as
+                   tokens. ESM does this in training and in inference
     rotary_half    angles of rotary positions are rounded to float16
 
-    A sequence is one text, or one followed by padding, which is the segment -1 and is not seen. Its
-    length is thus known. The symbols `begins` and `ends` are seen and never predicted. Before the
-    head there is one more layer, with GELU and a normalisation. The network is told no time.
+    A sequence is one text, optionally followed by padding, which is segment -1 and masked out. The
+    network therefore knows the length of the text. It reads the symbols `begins` and `ends` but
+    never predicts them. Before the head there is a linear layer with GELU and a normalisation. The
+    network has no time input.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("segments",)
@@ -49,7 +50,7 @@ class Esm(Transformer):
     norm: str = "layer"
     norm_parameters: str = "affine"
     norm_eps: float = 1e-5
-    # Branches that begin with zeros would leave the features of dropped masks at 0.
+    # With zero-initialised branches the features of dropped masks would remain 0.
     initial: str = "torch"
     begins: int = 0
     ends: int = 2
@@ -92,7 +93,7 @@ class Esm(Transformer):
 
 
 class EsmModule(BertModule):
-    """Transformer with marks around each text and one more layer before the head."""
+    """Transformer with begin and end symbols and an additional layer before the head."""
 
     def features(
         self,
@@ -114,7 +115,7 @@ class EsmModule(BertModule):
 
 
 def marked(o: Esm, z_BxL: Array, segments: Array | None) -> tuple[Array, Array | None]:
-    """Returns the tokens [B, M] with a mark on each side of the text, and their segments."""
+    """Returns the tokens [B, M] with begin and end symbols, and their segments."""
     around = ((0, 0), (1, 1))
     z_BxM = jnp.pad(z_BxL, around).at[:, 0].set(o.begins)
     if segments is None:
@@ -129,10 +130,10 @@ def marked(o: Esm, z_BxL: Array, segments: Array | None) -> tuple[Array, Array |
 
 
 def dropped_masks(x_BxMxD: Array, is_mask: Array, segments: Array | None) -> Array:
-    """Sets the vectors of masks to 0 and multiplies the others by 0.88 / (1 - share of masks)."""
+    """Sets the vectors of masks to 0 and multiplies the others by 0.88 / (1 - mask fraction)."""
     is_text = jnp.ones_like(is_mask) if segments is None else segments >= 0
     share = jnp.sum(is_mask & is_text, axis=1) / jnp.maximum(jnp.sum(is_text, axis=1), 1)
-    # Both marks are text, so that a share is below 1; a row of padding alone has share 0.
+    # Begin and end count as text, so the fraction is below 1; it is 0 for a row of padding.
     factor = (1.0 - TRAINED_MASKS) / (1.0 - share)
     wide = jnp.where(is_mask[..., None], 0.0, x_BxMxD.astype(jnp.float32))
     return (wide * factor[:, None, None]).astype(x_BxMxD.dtype)

@@ -1,4 +1,4 @@
-"""Evidence of tables of counts: what they say of the symbols at some positions."""
+"""Evidence of tables of counts: their estimates for the symbols at some positions."""
 
 from typing import NamedTuple
 
@@ -8,15 +8,16 @@ from md4_jax.protocols import Array
 
 
 class Evidence(NamedTuple):
-    """Estimates of the tables for some positions, and how much they rest on.
+    """Estimates of the tables for some positions, and the counts that they are based on.
 
-    C symbols are told of at a position: all of the vocabulary, or those that a table has listed.
+    There are estimates for C symbols at a position: the whole vocabulary, or those listed there.
 
-    estimates  logarithms that look-up k gives, float32 [B, P, K, C]: of all symbols log(p_k(v) V),
-               0 where nothing is known; of listed ones log p_k(v), very low where k lists others
-    counts     how often v stood between these neighbours, float32 [B, P, K, C]
-    counted    how often any symbol stood there, float32 [B, P, K]
-    symbols    the symbols v, int32 [B, P, C], V where there are fewer than C; None: all
+    estimates  logarithms from look-up k, float32 [B, P, K, C]. For all symbols: log(p_k(v) V), 0 if
+               nothing is known. For listed symbols: log p_k(v), very low if look-up k does not list
+               v
+    counts     number of times that v occurred between these neighbours, float32 [B, P, K, C]
+    counted    number of times that any symbol occurred there, float32 [B, P, K]
+    symbols    the symbols v, int32 [B, P, C], padded with V if there are fewer; None: all
     """
 
     estimates: Array
@@ -25,7 +26,7 @@ class Evidence(NamedTuple):
     symbols: Array | None = None
 
     def at(self, index: Array) -> "Evidence":
-        """Returns the evidence of the positions index [B, P] alone."""
+        """Returns the evidence for the positions index [B, P] only."""
 
         def picked(x: Array | None) -> Array | None:
             if x is None:

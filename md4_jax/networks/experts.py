@@ -1,7 +1,7 @@
-"""Feed-forward layers of experts, of which each token takes a few (mixture of experts).
+"""Mixture-of-experts feed-forward layers: each token uses a few of the experts.
 
-Array names end in their shapes: B, L, D, E experts, K of each token, N tokens, F hidden. Options
-are those of `Transformer`.
+Array names end in their shapes: B, L, D, E experts, K per token, N tokens, F hidden. Options are
+those of `Transformer`.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, dividing, on_one_devic
 SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 SMALLEST = 1e-20  # sum of scores
 LOAD = "load"  # name of the array whose gradient counts choices
-# Axes of the mesh that split parameters which a layer gathers before its use.
+# Mesh axes over which parameters are split and gathered by a layer before use.
 GATHERED = ("fsdp", CONTEXT)
-# How the experts' matrices are split, behind their own axis, which stays whole.
+# How the experts' matrices are split after the expert axis, which is not split.
 SPLIT = {
     "gate": P(None, GATHERED, "tensor"), "up": P(None, GATHERED, "tensor"),
     "down": P(None, "tensor", GATHERED),
@@ -35,10 +35,11 @@ SPLIT = {
 class Experts(nn.Module):
     """Computes sum_k w_k f_k(x) over the experts that the router chooses for a token.
 
-    Experts f are gated layers without biases. No token is dropped, whatever the balance. With
-    `shared_hidden` a layer that all tokens take is added. With keys, which only training has, the
-    gradients of `balance` times the mean `imbalance` of the layers and of `router_z` times the mean
-    `size_of_logits` are added. length, needed: as in `FeedForward`.
+    Experts f are gated layers without biases. There is no capacity limit: no token is dropped. With
+    `shared_hidden` a shared expert, which all tokens use, is added. If keys are given, which only
+    training does, the backward pass adds the gradients of two auxiliary losses: `balance` times the
+    mean `imbalance` of the layers, and `router_z` times the mean `size_of_logits`. length, needed:
+    as in `FeedForward`.
     """
 
     options: Any
@@ -71,18 +72,18 @@ class Experts(nn.Module):
 
 
 class Router(nn.Module):
-    """Chooses K experts for each token, from scores that are computed in float32.
+    """Chooses K experts for each token from scores in float32.
 
     Returns (scores [B, L, E], weights [B, L, K], experts [B, L, K]). Scores are the softmax or the
-    sigmoid of a linear layer. Weights are those of the chosen ones, with `router_normalised` over
-    their sum, times `router_scale`.
+    sigmoid of a linear layer. Weights are the scores of the chosen experts, divided by their sum
+    with `router_normalised`, times `router_scale`.
 
-    With `router_bias` a bias of each expert is added for the choice alone; no gradient reaches it
-    (arXiv:2412.19437). Of `router_groups` groups of experts, those `router_groups_taken` are open
-    whose two best experts have the largest sum.
+    With `router_bias` a bias of each expert is added to its score for the choice only, without a
+    gradient (arXiv:2412.19437). Experts are chosen from `router_groups_taken` of the
+    `router_groups` groups: those with the largest sum of their two best scores.
 
-    A parameter `load` [E], which only a training step adds (`training/loads.py`), is in no result;
-    its gradient is the number of choices that fall on each expert.
+    The parameter `load` [E] exists only within a training step (`training/loads.py`). No result
+    depends on it; its gradient is the number of times that each expert is chosen.
     """
 
     options: Any
@@ -113,7 +114,7 @@ class Router(nn.Module):
 
 
 def _within_groups(ranked: Array, groups: int, taken: int) -> Array:
-    """Returns scores [..., E] with -inf for experts of groups that are not taken."""
+    """Returns scores [..., E] with -inf for experts of groups that are not chosen."""
     by_group = ranked.reshape(*ranked.shape[:-1], groups, -1)
     best = jnp.sum(jax.lax.top_k(by_group, 2)[0], axis=-1)
     _, open_groups = jax.lax.top_k(best, taken)
@@ -122,7 +123,7 @@ def _within_groups(ranked: Array, groups: int, taken: int) -> Array:
 
 
 class Kernel(nn.Module):
-    """Matrices [E, in, out], each with the initial values of a linear layer."""
+    """Matrices [E, in, out], each initialised like a linear layer."""
 
     shape: tuple[int, int, int]
     dtype: jnp.dtype
@@ -143,8 +144,8 @@ class Kernel(nn.Module):
 def imbalance(scores_BxLxE: Array, index_BxLxK: Array) -> Array:
     """Computes E sum_e f_e p_e (arXiv:2101.03961, eq. 4; with K experts arXiv:2409.02060): [].
 
-    f_e is the part of the choices of all tokens that fall on expert e, p_e its mean score, of
-    scores that are divided by their sum. It is 1 if all experts are chosen alike.
+    f_e is the fraction of all choices that are expert e, and p_e its mean score, where the scores
+    of a token are normalised to sum to 1. The result is 1 if all experts are chosen equally often.
     """
     experts = scores_BxLxE.shape[-1]
     scores = scores_BxLxE / jnp.sum(scores_BxLxE, axis=-1, keepdims=True)
@@ -165,9 +166,9 @@ def choices(index_BxLxK: Array, experts: int) -> Array:
 
 @jax.custom_vjp
 def attached(x: Array, term: Array) -> Array:
-    """Returns x; in the backward pass `term` [] counts as if it were added to the loss.
+    """Returns x; the backward pass treats `term` [] as if it were added to the loss.
 
-    So the losses of objectives stay bounds, which no term of a network may change.
+    The value of the loss does not include the term, so the loss of an objective remains a bound.
     """
     del term
     return x
@@ -178,10 +179,10 @@ attached.defvjp(lambda x, term: (x, None), lambda _, slope: (slope, jnp.ones(())
 
 @jax.custom_vjp
 def counted(x: Array, load: Array, counts: Array) -> Array:
-    """Returns x; the gradient of load [E] is counts, whatever the loss.
+    """Returns x; the gradient of load [E] is counts, for any loss.
 
-    So counts leave a network inside any objective, loop over layers or recomputed block, and those
-    of several passes, of microbatches and of all devices are added as gradients are.
+    Gradients carry the counts out of any objective, scan over layers or recomputed block. Counts of
+    several passes, microbatches and devices are summed, as gradients are.
     """
     del load, counts
     return x
@@ -193,16 +194,16 @@ counted.defvjp(lambda x, load, counts: (x, counts), lambda counts, slope: (slope
 def mixed(o: Any, x_BxLxD: Array, chosen: tuple[Array, Array], kernels: list[Array]) -> Array:
     """Computes sum_k w_k f_k(x), on each device of a mesh for its own tokens.
 
-    chosen: weights and numbers of the experts of each token, [B, L, K]. kernels: those of gate, up
-    and down. A device gathers what `fsdp` and `context` have split of them; what `tensor` has split
-    it computes in part, and the parts are added.
+    chosen: weights and indices of the experts of each token, [B, L, K]. kernels: those of gate, up
+    and down. A device gathers the parts of kernels that are split over `fsdp` and `context`. Where
+    kernels are split over `tensor`, each device computes a partial result, and these are summed.
     """
     local = functools.partial(_local, o, split=not on_one_device())
     if on_one_device():
         return local(x_BxLxD, chosen, kernels)
     rows = dividing(x_BxLxD.shape, BATCH_AXES, CONTEXT, None)
     specs = rows, (rows, rows), [SPLIT[name] for name in ("gate", "up", "down")]
-    # With dynamic loops inside, over which axes results vary is not known: the check is off.
+    # check_vma cannot infer over which axes the results of dynamic loops vary, so it is off.
     on_mesh = jax.shard_map(local, in_specs=specs, out_specs=rows, check_vma=False)
     return on_mesh(x_BxLxD, chosen, kernels)
 
@@ -232,9 +233,9 @@ def _local(
 
 @jax.custom_vjp
 def sorted_rows(x_NxD: Array, order: Array, places: Array) -> Array:
-    """Returns x [N, D] with each row K times, in this order of the N K copies, [N K, D].
+    """Repeats each row of x [N, D] K times and permutes the copies by order: [N K, D].
 
-    places: the inverse of order. The gradient gathers too, where that of a gather would scatter.
+    places: the inverse of order. The custom gradient is a gather; that of a gather is a scatter.
     """
     return x_NxD[order // (len(order) // len(x_NxD))]
 
@@ -253,7 +254,7 @@ sorted_rows.defvjp(_sorted_forward, _sorted_backward)
 
 @jax.custom_vjp
 def moved(x: Array, order: Array, places: Array) -> Array:
-    """Returns x[order]; the gradient gathers by `places`, the inverse of order."""
+    """Returns x[order]; the custom gradient is a gather by `places`, the inverse of order."""
     return x[order]
 
 
@@ -261,7 +262,7 @@ moved.defvjp(lambda x, order, places: (x[order], places), lambda p, slope: (slop
 
 
 def check_experts(o: Any) -> None:
-    """Raises UserError for keys of experts that do not fit together."""
+    """Raises UserError for inconsistent keys of experts."""
     if not o.experts:
         for key in ("dense_layers", "shared_hidden", "balance", "router_z"):
             if getattr(o, key):

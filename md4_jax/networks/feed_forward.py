@@ -16,38 +16,38 @@ from md4_jax.networks.linear import Linear
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, constrain
 
-# Folded into a layer's keys, beside the numbers of layers.py.
+# Folded into a layer's keys, in addition to the numbers of layers.py.
 HIDDEN = 3
 
 
 @jax.checkpoint
 def swiglu(gate: Array, up: Array) -> Array:
-    """Computes silu(gate) * up; the backward pass computes the sigmoid again.
+    """Computes silu(gate) * up; the backward pass recomputes the sigmoid.
 
-    Temporaries of a training step of size (a) are 465 instead of 503 MiB on 2 CPU cores.
+    A training step of size (a) has 465 instead of 503 MiB of temporaries on 2 CPU cores.
     """
     return nn.silu(gate) * up
 
 
 @jax.checkpoint
 def glu(gate: Array, up: Array) -> Array:
-    """Computes sigmoid(gate) * up; the backward pass computes the sigmoid again."""
+    """Computes sigmoid(gate) * up; the backward pass recomputes the sigmoid."""
     return nn.sigmoid(gate) * up
 
 
 @jax.checkpoint
 def geglu(gate: Array, up: Array) -> Array:
-    """Computes GELU(gate) * up, with the exact GELU; the backward pass computes it again."""
+    """Computes GELU(gate) * up, with the exact GELU; the backward pass recomputes it."""
     return nn.gelu(gate, approximate=False) * up
 
 
 @jax.checkpoint
 def geglu_tanh(gate: Array, up: Array) -> Array:
-    """Computes GELU(gate) * up, with the approximation by tanh; see `geglu`."""
+    """Computes GELU(gate) * up, with the tanh approximation; see `geglu`."""
     return nn.gelu(gate, approximate=True) * up
 
 
-# Activations of layers that are not gated: GELU by its approximation with tanh, and exactly.
+# Activations of layers without gates: GELU with the tanh approximation, and exactly.
 PLAIN = {
     "gelu": partial(nn.gelu, approximate=True),
     "gelu_exact": partial(nn.gelu, approximate=False),
@@ -58,7 +58,7 @@ GATED = {"swiglu": swiglu, "glu": glu, "geglu": geglu, "geglu_tanh": geglu_tanh}
 class FeedForward(nn.Module):
     """Gated layer f(x W_gate) * (x W_up) W_down (arXiv:2002.05202), or two layers with GELU.
 
-    length, needed: of the positions for which dropout is drawn, and the choice of those of x.
+    length: number of positions for which dropout is drawn. needed: selects those of x.
     """
 
     options: Any

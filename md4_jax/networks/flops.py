@@ -8,7 +8,7 @@ import jax
 
 from md4_jax.protocols import Params
 
-# Layers that see only the condition of a sequence, not its tokens.
+# Layers that read only the condition of a sequence, not its tokens.
 OF_A_SEQUENCE = ("modulation", "time_in", "time_out")
 
 
@@ -18,7 +18,7 @@ def formula(options: Any, depth: int) -> Callable[..., float]:
 
 
 def active_part(options: Any) -> float:
-    """Returns the part of a layer's experts that a token takes; 1 without experts."""
+    """Returns the fraction of a layer's experts that a token uses; 1 without experts."""
     return options.experts_per_token / options.experts if options.experts else 1.0
 
 
@@ -27,11 +27,11 @@ def forward_flops(
 ) -> float:
     """Returns the FLOPs of a forward pass per token: 2 N, and 4 L D for each layer.
 
-    N is the number of parameters of linear layers that a token sees, and of the head where it is
-    tied to the embedding; D the number of features of all heads of a layer. Of experts those that a
-    token takes count. In block diffusion both a noisy token and its clean copy are counted. The
-    last layer computes only keys and values of the clean copy, unless the network is shifted, and
-    each of the two sees (L + block) / 2 tokens.
+    N is the number of parameters of the linear layers that are applied to a token, including a head
+    that is tied to the embedding. D is the number of features of all heads of a layer. Only the
+    experts that a token uses count. In block diffusion a noisy token and its clean copy are both
+    counted, and each of them sees (L + block) / 2 tokens. Of the clean copy the last layer computes
+    only keys and values, unless the network is shifted.
     """
     attended = options.heads * options.attention_size
     kernels = weights(params, active_part(options))
@@ -50,9 +50,9 @@ def forward_flops(
 
 
 def weights(params: Params, active: float = 1.0) -> list[tuple[list[str], float]]:
-    """Lists the paths of the linear layers that tokens pass, and how many weights a token uses.
+    """Lists (path, number of weights that a token uses) of the linear layers applied to tokens.
 
-    active: the part of the experts that a token takes
+    active: the fraction of the experts that a token uses
     """
     named = [
         ([key.key for key in path], leaf)
@@ -66,7 +66,7 @@ def weights(params: Params, active: float = 1.0) -> list[tuple[list[str], float]
 
 
 def _of_last(kernels: list[tuple[list[str], float]], params: Params) -> float:
-    """Returns how many parameters of these kernels are those of the last block."""
+    """Returns the number of parameters of these kernels in the last block."""
     scanned = [count for path, count in kernels if path[0] == "blocks"]
     if scanned:
         return sum(scanned) / len(jax.tree.leaves(params["blocks"])[0])

@@ -23,10 +23,10 @@ KeysValues = tuple[Array, Array]
 
 
 class Attention(nn.Module):
-    """Attention to own tokens and to earlier ones, whose keys and values are given.
+    """Attention to own tokens and to earlier ones with given keys and values.
 
-    Queries and keys are normalised in place of a division by sqrt(Dh), and values too. A layer
-    that sees all tokens (`near` False) has heads of another size, and keys that serve as values.
+    Queries, keys and values are normalised, and scores are not divided by sqrt(Dh). A global layer
+    (`near` False) has heads of another size, and uses its keys as values.
     """
 
     options: Any
@@ -66,11 +66,11 @@ class Attention(nn.Module):
 
 
 class Router(nn.Module):
-    """Chooses K experts for each token, from scores that are computed in float32.
+    """Chooses K experts for each token from scores in float32.
 
-    Scores are the softmax of a linear layer on the normalised and scaled input. Weights are those
-    of the chosen experts over their sum, times a learned scale of each expert. `load`: as in
-    `experts.Router`.
+    Scores are the softmax of a linear layer on the normalised and scaled input. Weights are the
+    scores of the chosen experts divided by their sum, times a learned scale of each expert. `load`:
+    as in `experts.Router`.
     """
 
     options: Any
@@ -94,7 +94,7 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """Computes sum_k w_k f_k(y) with the experts and weights that the router finds for x."""
+    """Computes sum_k w_k f_k(y) with the experts and weights that the router chooses for x."""
 
     options: Any
 
@@ -114,9 +114,9 @@ class Experts(nn.Module):
 
 
 class Layer(nn.Module):
-    """Block with a normalisation before and after each of its parts, whose result is scaled.
+    """Block with a normalisation before and after each sublayer, and a scaled result.
 
-    Beside the feed-forward layer, and of the same input, are the experts, if there are any.
+    Experts, if there are any, are computed in parallel with the feed-forward layer.
     Returns (x, own keys and values).
     """
 
@@ -151,10 +151,10 @@ class Layer(nn.Module):
 
 
 class SelfConditioning(nn.Module):
-    """Adds to the vectors of tokens what a gated layer makes of a signal, and normalises the sum.
+    """Computes norm(x + f(norm(signal))) with a gated layer f, for the vectors x of tokens.
 
-    The signal is the expected vector under the prediction of the step before (arXiv:2208.04202); 0:
-    there was none.
+    The signal is the expected vector under the prediction of the previous step (self-conditioning,
+    arXiv:2208.04202), or 0 if there was none.
     """
 
     options: Any
@@ -168,7 +168,7 @@ class SelfConditioning(nn.Module):
 
 
 def linear(o: Any, size: int, name: str) -> Linear:
-    """Makes a linear layer without a bias, with an adapter if the options say so."""
+    """Makes a linear layer without a bias, with an adapter if the options have a rank."""
     return Linear(
         size, jnp.dtype(o.dtype), initial="torch", products=o.products, rank=o.lora_rank,
         alpha=o.lora_alpha, name=name,

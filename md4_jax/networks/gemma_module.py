@@ -21,9 +21,9 @@ from md4_jax.protocols import Array, Conditioned
 
 
 class DiffusionGemmaModule(nn.Module):
-    """Encoder of a text and decoder of canvases, with one set of layers.
+    """Encoder of a text and decoder of canvases with shared layers.
 
-    What comes out of a layer is scaled, by other factors in the two. They are never trained.
+    The output of a layer is scaled. The factors of encoder and decoder differ and are not trained.
     """
 
     options: Any
@@ -41,12 +41,12 @@ class DiffusionGemmaModule(nn.Module):
         self.decoder_scales = self.param("decoder_scales", ones, (o.depth,))
 
     def everything(self, z_BxL: Array) -> Array:
-        """Calls all parts, for initial values."""
+        """Calls all parts, to initialise their parameters."""
         signal = self.recall(jnp.zeros((*z_BxL.shape, self.options.vocab_size)))
         return self.logits(self.block_features(Conditioned(z_BxL, signal), z_BxL, 1))
 
     def features(self, z: Array | Conditioned, segments_BxL: Array | None = None) -> Array:
-        """Returns h [B, L, D] of a canvas without a text before it."""
+        """Returns h [B, L, D] of a canvas without preceding text."""
         mask = None
         if segments_BxL is not None:
             mask = (segments_BxL[:, :, None] == segments_BxL[:, None, :])[:, None]
@@ -61,7 +61,7 @@ class DiffusionGemmaModule(nn.Module):
         segments: Array | None = None,
         begin: Array | None = None,
     ) -> Array:
-        """Returns h [B, L, D] of canvases of `block` tokens, each after the clean text before.
+        """Returns h [B, L, D] of canvases of `block` tokens, each given the clean text before it.
 
         begin: int32 [B], where the first canvas begins; 0 without it.
         """
@@ -74,7 +74,7 @@ class DiffusionGemmaModule(nn.Module):
     def append_block(
         self, z: Array | Conditioned, cache: ContextCache
     ) -> tuple[Array, ContextCache]:
-        """Returns h [B, P, D] of z as a canvas after the text of a cache, and the cache with z."""
+        """Returns (h [B, P, D] of z as a canvas after the cached text, cache with z added)."""
         tokens = z.tokens if isinstance(z, Conditioned) else z
         length, before = tokens.shape[1], list(zip(cache.keys, cache.values, strict=True))
         mask = partial(cache.mask, length, reads=False)
@@ -82,13 +82,13 @@ class DiffusionGemmaModule(nn.Module):
         return h, self.read(tokens, cache)
 
     def read(self, tokens_BxP: Array, cache: ContextCache) -> ContextCache:
-        """Returns the cache with these tokens of the text."""
+        """Returns the cache with these tokens of the text added."""
         length, before = tokens_BxP.shape[1], list(zip(cache.keys, cache.values, strict=True))
         mask = partial(cache.mask, length, reads=True)
         return cache.append(self._encoded(tokens_BxP, cache.places(length), mask, before))
 
     def reading(self, tokens_BxL: Array, segments: Array | None = None) -> Array:
-        """Returns h [B, L, D] of the encoder, of which those of a token predict the next one."""
+        """Returns the encoder's h [B, L, D]; the features of a token predict the next one."""
         length, x = tokens_BxL.shape[1], self._vectors(tokens_BxL)
         mask = lambda reach: text_mask(length, reach, segments)  # noqa: E731
         places = jnp.arange(length)[None]
@@ -107,7 +107,7 @@ class DiffusionGemmaModule(nn.Module):
         return o.cap * jnp.tanh(of_symbols(head, h, o.vocab_size, padded=False) / o.cap)
 
     def _canvas(self, z: Array | Conditioned) -> Array:
-        """Returns the vectors of a canvas's tokens with their signal."""
+        """Returns the vectors of a canvas's tokens with the self-conditioning signal."""
         tokens = z.tokens if isinstance(z, Conditioned) else z
         x_BxPxD = self._vectors(tokens)
         signal = z.signal if isinstance(z, Conditioned) else jnp.zeros_like(x_BxPxD)
@@ -117,7 +117,7 @@ class DiffusionGemmaModule(nn.Module):
         return self._scaled(vectors_of(self.embedding, tokens, jnp.dtype(self.options.dtype), 0))
 
     def _scaled(self, x: Array) -> Array:
-        # Rounded to the type of x before, as in the published code.
+        # Rounded to the type of x first, as in the published code.
         return x * jnp.asarray(self.options.size**0.5, x.dtype)
 
     def _encoded(
@@ -129,7 +129,7 @@ class DiffusionGemmaModule(nn.Module):
     def _decoded(
         self, x_BxPxD: Array, places: Array, mask: Any, before: list[KeysValues] | None = None
     ) -> Array:
-        """Returns the features of canvases after a text with these keys and values."""
+        """Returns the features of canvases given the keys and values of the text before them."""
         return self.final_norm(self._layers(x_BxPxD, places, mask, self.decoder_scales, before)[0])
 
     def _layers(
@@ -140,7 +140,7 @@ class DiffusionGemmaModule(nn.Module):
         scales: Array,
         before: list[KeysValues] | None,
     ) -> tuple[Array, list[KeysValues]]:
-        """Runs all layers; mask: reach -> what each token sees."""
+        """Applies all layers; mask: reach -> attention mask."""
         o, own = self.options, []
         masks = {True: mask(reach=o.window), False: mask(reach=None)}
         for number, layer in enumerate(self.blocks):

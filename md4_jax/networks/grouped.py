@@ -1,7 +1,7 @@
-"""Product of rows with a matrix each, where rows of one matrix lie side by side.
+"""Grouped matrix product: each row is multiplied by the matrix of its group.
 
-Arrays: rows x [N, D], matrices w [E, D, F], and sizes [E], int32: the first sizes[0] rows are those
-of the first matrix, and so on. The sizes add up to N.
+Arrays: rows x [N, D], matrices w [E, D, F], and sizes [E], int32: the first sizes[0] rows belong to
+the first matrix, the next sizes[1] rows to the second, and so on. The sizes sum to N.
 """
 
 import functools
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from md4_jax.protocols import Array
 
-# Rows of a tile: at least, and at most on CPUs and on TPUs.
+# Smallest number of rows of a tile, and the largest on CPUs and on TPUs.
 SMALLEST, ON_CPU, ON_TPU = 8, 128, 512
 
 
@@ -20,11 +20,11 @@ SMALLEST, ON_CPU, ON_TPU = 8, 128, 512
 def grouped(x: Array, w: Array, sizes: Array, products: str) -> Array:
     """Computes x[n] @ w[matrix of n], [N, F], in the type of x.
 
-    products: float32 or bfloat16, to which operands are then rounded; sums are float32.
+    products: type of the operands, float32 or bfloat16; sums are float32.
 
-    TPUs have an operation for it, but not for the gradient of the matrices, which XLA would compute
-    from all rows for each of them. On CPUs it would compute all products so. A loop over tiles of
-    rows takes the place of both. On GPUs, which would wait for the host in each iteration, all
+    XLA has an efficient operation for it on TPUs, but not for its gradient with respect to the
+    matrices, and none on CPUs: there it would multiply all rows by each matrix. A loop over tiles
+    of rows is used instead. On GPUs such a loop would wait for the host in each iteration, so all
     tiles are multiplied at once, each with a copy of its matrix.
     """
     return _forward(x, w, sizes, products)[0]
@@ -64,13 +64,13 @@ def _ragged(x: Array, w: Array, sizes: Array) -> Array:
 
 
 class Tiles(NamedTuple):
-    """Tiles of rows that have one matrix; the last one of a matrix may reach beyond its rows.
+    """Tiles of rows with one matrix each; the last tile of a matrix may extend beyond its rows.
 
-    size    rows of a tile
-    count   number of tiles, [], of at most N / size + E
-    matrix  its matrix, of each tile
-    begin   its first row, and `end` where the rows of its matrix end
-    first   number of the first tile of each matrix, [E]
+    size    number of rows of a tile
+    count   number of tiles, [], at most N / size + E
+    matrix  index of the matrix of each tile
+    begin   first row of each tile; `end`: the end of the rows of its matrix
+    first   index of the first tile of each matrix, [E]
     """
 
     size: int
@@ -82,7 +82,7 @@ class Tiles(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, sizes: Array, each: int, most: int) -> "Tiles":
-        """Cuts N rows into tiles of the power of two from `each` rows on, and at most `most`."""
+        """Splits N rows into tiles; their size is a power of two, from `each` up to `most`."""
         size = min(most, max(SMALLEST, 1 << max(0, each - 1).bit_length()))
         ends, count = jnp.cumsum(sizes), -(-sizes // size)
         last = jnp.cumsum(count)
@@ -92,13 +92,13 @@ class Tiles(NamedTuple):
         return cls(size, last[-1], matrix, begin, ends[matrix], last - count)
 
     def taken(self, x: Array) -> Array:
-        """Returns the rows of each tile, [T, size, D], with 0 for those beyond its matrix's."""
+        """Returns the rows of each tile, [T, size, D]; rows of another matrix are 0."""
         rows = self.begin[:, None] + jnp.arange(self.size)
         return jnp.where((rows < self.end[:, None])[..., None], x.at[rows].get(mode="clip"), 0)
 
 
 def _tiled(x: Array, w: Array, sizes: Array) -> Array:
-    """Multiplies tile by tile; what a tile writes beyond its rows the next one writes anew."""
+    """Multiplies tile by tile; rows that a tile writes beyond its matrix are overwritten next."""
     tiles = Tiles.of(len(x), sizes, -(-len(x) // len(sizes)), ON_CPU)
     size, begin = tiles.size, tiles.begin
     x = jnp.pad(x, ((0, size), (0, 0)))
@@ -131,7 +131,7 @@ def _tiled_sums(x: Array, slope: Array, sizes: Array, most: int = ON_CPU) -> Arr
 
 
 def _smaller(x: Array, sizes: Array) -> Tiles:
-    """Cuts rows so that there are at most five times as many tiles as matrices."""
+    """Splits rows so that there are at most five times as many tiles as matrices."""
     return Tiles.of(len(x), sizes, -(-len(x) // (4 * len(sizes))), len(x) + SMALLEST)
 
 

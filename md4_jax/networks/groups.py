@@ -1,7 +1,8 @@
 """Modules of the partition network. Array names end in their shapes: B, P, M, H, Dh, D.
 
-A token of a text is read by those of its own group, and predicted from the other group. M slots
-hold the start, a learned vector that all may read, and tokens; P positions ask.
+A token attends to tokens of its own group, and is predicted from those of the other group. M slots
+contain the start, a learned vector that all tokens may attend to, and tokens. There are P query
+positions.
 """
 
 from typing import Any, NamedTuple
@@ -25,11 +26,11 @@ NO_CONDITION = (None,) * 3
 
 
 class Slots(NamedTuple):
-    """Input of the encoder, of which slot 0 is the start.
+    """Input of the encoder; slot 0 is the start.
 
-    symbols  int32 [B, M]; the mask's vector, which no token needs, is that of the start
-    places   int32 [B, M], 0 for the start and n + 1 for the token n
-    own      bool [B or 1, M, M], the slots that each slot reads in the encoder
+    symbols  int32 [B, M]; the start uses the mask's id, which no token needs
+    places   int32 [B, M], positions: 0 for the start and n + 1 for the token n
+    own      bool [B or 1, M, M], the slots that each slot attends to in the encoder
     """
 
     symbols: Array
@@ -38,9 +39,9 @@ class Slots(NamedTuple):
 
 
 class GroupAttention(nn.Module):
-    """Attention from x at its places to a memory at others, with rotary positions.
+    """Attention from x to a memory, with rotary positions at the places of both.
 
-    length: a number above all places. asks: queries have a bias
+    length: a number above all places. asks: whether queries have a bias
     """
 
     options: Any
@@ -82,7 +83,7 @@ class GroupAttention(nn.Module):
 
 
 class GroupBlock(nn.Module):
-    """Pre-norm block whose attention reads a memory, or without one its own input."""
+    """Pre-norm block with attention to a memory, or to its own input if there is none."""
 
     options: Any
     length: int
@@ -137,9 +138,9 @@ def stacked(o: Any, count: int, length: int, name: str):
 
 
 class PartitionModule(TransformerModule):
-    """Encoder within groups, swap, and decoder across groups; options are those of `Partition`.
+    """Encoder within groups, swap layer, decoder across groups; options of `Partition`.
 
-    Vectors of symbols, last norm and head are those of the transformer.
+    Embedding, last norm and head are those of the transformer.
     """
 
     def __call__(self, z_BxL: Array, t_B: Array) -> Array:
@@ -159,12 +160,12 @@ class PartitionModule(TransformerModule):
         keys: Array | None = None,
         length: int = 0,
     ) -> Array:
-        """Returns h [B, P, D] of the places that ask.
+        """Returns h [B, P, D] of the query positions.
 
         places  n + 1 for the token n
         read    bool [B or 1, P, M], the slots from which each is predicted
         keys    [B]: for dropout; None: nothing is dropped
-        length  a number above all places; 0: that of the slots
+        length  a number above all places; 0: the number of slots
         """
         o, length = self.options, length or slots.symbols.shape[1]
         first, second = o.encoder_depth, o.decoder_layers
@@ -176,14 +177,15 @@ class PartitionModule(TransformerModule):
         memory_BxMxD = normalized(o, x_BxMxD, NO_CONDITION, "memory_norm")
         asking_BxPxD = sinusoids(places_BxP, o.size).astype(self.compute_dtype)
         swap = GroupAttention(o, length, asks=True, name="swap_attention")
-        # Without what asks, all positions of a text of masks, which read the start, would be equal.
+        # Without queries of their own, all positions of a fully masked text would be equal, since
+        # they attend only to the start.
         h_BxPxD = asking_BxPxD + swap(asking_BxPxD, places_BxP, memory_BxMxD, slots.places, read)
         decoder = stacked(o, second, length, "decoder")
         h_BxPxD = decoder(h_BxPxD, two, places_BxP, memory_BxMxD, slots.places, read)
         return self._headed(h_BxPxD, None)
 
     def _embedded_slots(self, symbols_BxM: Array, keys: Array | None) -> Array:
-        """Embeds the symbols; dropout of vectors spares the start."""
+        """Embeds the symbols, with dropout except for the start."""
         o, x_BxMxD = self.options, self._embedded(symbols_BxM, None)
         if keys is not None and o.embedding_dropout:
             keep = kept(folded(keys, EMBEDDING), o.embedding_dropout, x_BxMxD.shape[1:])

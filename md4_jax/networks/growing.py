@@ -1,4 +1,4 @@
-"""Networks of texts that grow: they also predict how many tokens are missing in each gap.
+"""Networks for variable-length texts, which also predict the missing tokens of each gap.
 
 Names of arrays end in their shapes: B, L, D, and M = L + 1.
 """
@@ -11,12 +11,12 @@ from md4_jax.protocols import Array, UserError
 
 
 def symbols_read(options: Any) -> int:
-    """Returns the number of symbols of z: the mask too and, with gaps, the one of no token."""
+    """Returns the number of symbols of z: V + 1 with the mask, V + 2 with gaps (no token)."""
     return options.vocab_size + 1 + options.gaps
 
 
 def check_growing(options: Any) -> None:
-    """Raises UserError for options that do not go together with `network.gaps`."""
+    """Raises UserError for options that `network.gaps` does not support."""
     if options.edits and not options.gaps:
         raise UserError("network.edits=True, for masks that are deleted, needs network.gaps=True")
     for key, fits in (("causal", False), ("tables", 0), ("output", "categorical")):
@@ -30,13 +30,13 @@ def check_growing(options: Any) -> None:
 def with_gaps(
     module: Any, z_BxL: Array, t_B: Array, label: Array | None = None, keys: Array | None = None
 ) -> tuple[Array, Array]:
-    """Returns (h [B, M, D], outputs [B, M] on how many tokens are missing in each gap), M = L + 1.
+    """Returns (h [B, M, D], outputs [B, M] on the missing tokens of each gap), M = L + 1.
 
-    z ends in the symbol V + 1 where there is no token. The first of these is seen, as the end of
-    the text, and no other: so one position is added. The output of the gap before a symbol is read
-    off the features of that symbol, and the last one off those of the end.
+    z is padded at the end with the symbol V + 1, "no token". The network sees only the first of
+    these symbols, as the end of the text, so one position is added to z. The output for a gap is
+    computed from the features of the symbol after it, and for the last gap from those of the end.
 
-    module  `TransformerModule` whose parameters are bound
+    module  `TransformerModule` with bound parameters
     """
     h_BxMxD = _features(module, z_BxL, t_B, label, keys)
     return h_BxMxD, module.missing(h_BxMxD)[..., 0]
@@ -45,16 +45,16 @@ def with_gaps(
 def with_edits(
     module: Any, z_BxL: Array, t_B: Array, label: Array | None = None, keys: Array | None = None
 ) -> tuple[Array, Array, Array]:
-    """Returns what `with_gaps` does, with h [B, M, D] of what replaces each mask as the second.
+    """Returns (h, h of the replacement of each mask, outputs); h as in `with_gaps`, [B, M, D].
 
-    Beside each output is the logit of the deletion of the mask: [B, M, 2].
+    outputs are [B, M, 2]: those of `with_gaps`, and the logit of the deletion of the mask.
     """
     h_BxMxD = _features(module, z_BxL, t_B, label, keys)
     return h_BxMxD, h_BxMxD + module.replaced(h_BxMxD), module.missing(h_BxMxD)
 
 
 def growing_features(module: Any, z_BxL: Array, t_B: Array) -> Array:
-    """Returns h [B, L, D] of the symbols of z; makes all parameters of texts that grow."""
+    """Returns h [B, L, D] of the symbols of z; calls all parts, to initialise parameters."""
     read = with_edits if module.options.edits else with_gaps
     return read(module, z_BxL, t_B)[0][:, :-1]
 

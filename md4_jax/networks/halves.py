@@ -1,4 +1,4 @@
-"""Mask of block diffusion, for a noisy text with its clean copy after it."""
+"""Attention mask of block diffusion, for a noisy text followed by its clean copy."""
 
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ Places = TypeVar("Places", np.ndarray, jax.Array)
 def halves_seen(
     query: Places, key: Places, *, length: int, block: int, causal: bool = False
 ) -> Places:
-    """Marks the positions `key` of [noisy, clean] that each of `query` sees, bool [Q, K].
+    """Returns which positions `key` of [noisy, clean] each of `query` sees, bool [Q, K].
 
     A noisy position sees its own noisy block and the clean blocks before it. A clean position sees
     clean blocks up to its own, or with causal clean positions up to itself.

@@ -16,15 +16,15 @@ from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.protocols import Accelerator, Array, Denoiser, Network, Params, UserError
 from md4_jax.runtime.sharding import token_groups
 
-# Forms in which networks read levels.
+# Forms of the network's input.
 INPUTS = ("embedding", "intensity")
 
 
 def check_images(options: Any, name: str, divisor: int, key: str) -> None:
-    """Raises UserError if the data is not of images whose sides the divisor divides.
+    """Raises UserError unless the data are images with sides that are multiples of the divisor.
 
     name  network.name
-    key   key and value from which the divisor follows
+    key   key and value that determine the divisor
     """
     if len(options.shape) != 3:
         raise UserError(
@@ -41,21 +41,21 @@ def check_images(options: Any, name: str, divisor: int, key: str) -> None:
 
 
 def patches(x_BxHxWxC: Array, size: int) -> Array:
-    """Cuts images into squares: [B, H, W, C] -> [B, H W / size^2, size^2 C], row by row."""
+    """Splits images into patches: [B, H, W, C] -> [B, H W / size^2, size^2 C], row by row."""
     batch, height, width, channels = x_BxHxWxC.shape
     cut = x_BxHxWxC.reshape(batch, height // size, size, width // size, size, channels)
     return jnp.swapaxes(cut, 2, 3).reshape(batch, -1, size * size * channels)
 
 
 def unpatched(x_BxNxD: Array, shape: tuple[int, int, int], size: int) -> Array:
-    """Puts squares together: the inverse of `patches`, to images of that shape."""
+    """Assembles images of the given shape from patches: the inverse of `patches`."""
     height, width, channels = shape
     grid = (-1, height // size, width // size, size, size, channels)
     return jnp.swapaxes(x_BxNxD.reshape(grid), 2, 3).reshape(-1, *shape)
 
 
 def image_network(options: Any) -> Network:
-    """Makes the network of options that have `module`, `unembed`, `forward_flops` and `padding`.
+    """Makes the network from options with `module`, `unembed`, `forward_flops` and `padding`.
 
     The module maps (z [B, L], t [B], label, keys) to features [B, L, D].
     """

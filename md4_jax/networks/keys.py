@@ -1,4 +1,4 @@
-"""Keys and values as queries need them: of all positions, and for as many heads."""
+"""Keys and values for queries: gathered from all positions, with heads repeated (GQA)."""
 
 import jax
 import jax.numpy as jnp
@@ -8,22 +8,22 @@ from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, constrain, splits_sequ
 
 
 def for_queries(x_BxLxHxDh: Array, heads: int) -> Array:
-    """Returns keys or values of all positions, for this number of heads.
+    """Returns keys or values of all positions, repeated to this number of heads.
 
-    Where devices hold parts of a sequence, each gathers those of the others for its own queries.
+    If a sequence is split over devices, each device gathers all positions for its own queries.
     """
     return repeated(everywhere(x_BxLxHxDh) if splits_sequences() else x_BxLxHxDh, heads)
 
 
 def repeated(x_BxLxHxDh: Array, heads: int) -> Array:
-    """Repeats heads of keys or values, so that there are as many as queries have."""
+    """Repeats heads of keys or values up to the number of heads of queries."""
     own = x_BxLxHxDh.shape[2]
     return x_BxLxHxDh if own == heads else jnp.repeat(x_BxLxHxDh, heads // own, axis=2)
 
 
 @jax.custom_vjp
 def everywhere(x_BxLxHxDh: Array) -> Array:
-    """Gathers all positions on each device; in the backward pass each sums those of its part."""
+    """Gathers all positions on each device; the backward pass sums the gradients of each part."""
     return constrain(x_BxLxHxDh, BATCH_AXES, None, "tensor", None)
 
 

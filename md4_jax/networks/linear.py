@@ -8,16 +8,16 @@ from md4_jax.networks.products import product
 from md4_jax.protocols import Array
 from md4_jax.runtime.reductions import repeated
 
-# Vocabulary sizes are rounded up to this multiple, so that mesh axes divide them.
+# Vocabulary sizes are rounded up to a multiple of this, so that mesh axes divide them.
 ROW_MULTIPLE = 128
-# How parameters start; `Transformer` says what each is for.
+# Initialisations of parameters; see `Transformer`.
 INITIAL = ("lecun", "depth_scaled", "torch")
 # Regular expression of the paths of adapters' parameters.
 ADAPTERS = r"lora_[ab]/kernel$"
 
 
 def rounded(rows: int) -> int:
-    """Returns the number of rows of a table that holds this many."""
+    """Returns the number of rows of a table for this many symbols."""
     return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
@@ -43,11 +43,11 @@ def embedding_init(initial: str, size: int) -> nn.initializers.Initializer:
 class Linear(nn.Module):
     """Linear layer x W + b, computed in dtype; its parameters may be stored in another type.
 
-    zeros: W and b start at zero; else as `initial` says, W with this scale.
-    products: operands of the product, float32 or bfloat16
-    rank: of a low-rank adapter (arXiv:2106.09685), which adds alpha / rank (x A) B; 0: none. A is
-    uniform with variance 1 / (3 in) at the start and B is zero, so that at first nothing is added.
-    adapted: what the adapter reads in place of x, where dropout changes it alone.
+    zeros: W and b start at zero; else they are initialised by `initial`, W with this scale.
+    products: type of the operands of the product, float32 or bfloat16
+    rank: rank of a low-rank adapter (arXiv:2106.09685), which adds alpha / rank (x A) B; 0: none.
+    A is initially uniform with variance 1 / (3 in) and B zero, so that the adapter adds nothing.
+    adapted: input of the adapter, if dropout makes it differ from x.
     """
 
     size: int
@@ -82,7 +82,7 @@ class Linear(nn.Module):
 
 @jax.custom_jvp
 def add_bias(x: Array, bias: Array) -> Array:
-    """Computes x [..., M] + bias [M], with a gradient that is fast on CPUs."""
+    """Computes x [..., M] + bias [M], with a custom gradient that is fast on CPUs."""
     return x + bias
 
 
@@ -93,7 +93,7 @@ def _bias_tangent(primals: tuple[Array, Array], tangents: tuple[Array, Array]):
 
 
 class Normalize(nn.Module):
-    """Normalisation by the root mean square, or by mean and variance; statistics are float32.
+    """RMSNorm or LayerNorm, with statistics in float32.
 
     centred  subtracts the mean (LayerNorm); else RMSNorm
     gain     multiplies by a parameter

@@ -1,11 +1,11 @@
-"""Tables of a large vocabulary: which tokens stood most often between these neighbours.
+"""Tables for a large vocabulary: the most frequent tokens between given neighbours.
 
-Where a row cannot have a count for each symbol, it lists those that it has counted most often, and
-how often all others together.
+A row cannot have a count for each symbol of a large vocabulary. It lists the symbols with the
+largest counts, and the sum of all other counts.
 
-Words repeat within a document, so that its own words would tell in training what no table knows of
-another document. Leaving out one token, as `Tables` do, is not enough. So each half of the text has
-tables of its own: in training a sequence looks up those of the other half, and else both.
+Words repeat within a document, so in training the counts of a document would reveal its own words.
+Leaving out one token, as `Tables` do, is not enough. So each half of the training text has its own
+tables: in training a sequence uses those of the other half, and otherwise both.
 """
 
 import functools
@@ -24,24 +24,24 @@ from md4_jax.networks.tables import LARGEST_VOCABULARY, Tables
 from md4_jax.protocols import Array, Batch
 from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, constrain
 
-# Symbols that a row lists.
+# Number of symbols that a row lists.
 LISTED = 16
-# What is taken away from each count (Ney, Essen and Kneser, 1994): what was seen once is
-# mostly not what comes next.
+# Discount that is subtracted from each count (Ney, Essen and Kneser, 1994): symbols that were
+# counted once are less likely than their relative frequency.
 DISCOUNT = 0.6
 LEAST = 1e-9
 
 
 class Lists(Rows):
-    """Tables of a large vocabulary, whose rows list M symbols.
+    """Tables for a large vocabulary, with rows that list M symbols.
 
-    A state has, besides 'sequences', the rows of all tables, one table after another, and those of
-    each half of the text:
+    A state has, besides 'sequences', the rows of all tables, one table after another, for each half
+    of the text:
 
-    symbols  those listed, most frequent first, then V: uint16 or int32 [2, rows, M]
-    counts   how often each of them was counted: uint8 [2, rows, M] in the codes of `codes.py`
-    others   how often all others were: uint8 [2, rows]
-    shares   share of each symbol in the whole text, float32 [V]; their logarithms are added to the
+    symbols  listed symbols, most frequent first, padded with V: uint16 or int32 [2, rows, M]
+    counts   count of each of them: uint8 [2, rows, M] in the codes of `codes.py`
+    others   sum of the counts of all other symbols: uint8 [2, rows]
+    shares   frequency of each symbol in the whole text, float32 [V]; its logarithm is added to the
              logits of the network
     """
 
@@ -51,11 +51,11 @@ class Lists(Rows):
 
     @property
     def width(self) -> int:
-        """Counts of a row."""
+        """Number of counts of a row."""
         return LISTED
 
     def init(self) -> dict[str, Array]:
-        """Returns tables that have counted nothing: they change no logits."""
+        """Returns empty tables, which do not change the logits."""
         rows, size = sum(self.sizes), self.vocab_size
         dtype = jnp.uint16 if size < 2**16 else jnp.int32
         return {
@@ -72,14 +72,14 @@ class Lists(Rows):
         return Bound(functools.partial(self.evidence, state), first)
 
     def nothing(self, z: Array) -> Evidence:
-        """Returns the evidence of tables that have counted nothing, for z [B, L]."""
+        """Returns the evidence of empty tables, for z [B, L]."""
         counted = jnp.zeros((*z.shape, self.neighbourhood.lookups))
         zeros = jnp.zeros((*counted.shape, 1))
         symbols = jnp.full((*z.shape, 1), self.vocab_size)
         return Evidence(zeros, zeros, counted, symbols)
 
     def announced(self, state: Mapping[str, Array], batch: Batch) -> Batch:
-        """Returns a batch of training whose context tells which half each sequence may look up."""
+        """Adds to the context of a training batch which half each sequence may look up."""
         if batch.number is None:
             return batch
         other = (batch.number < state["sequences"] // 2).astype(jnp.int32)
@@ -92,9 +92,9 @@ class Lists(Rows):
         segments: Array | None = None,
         half: Array | None = None,
     ) -> Evidence:
-        """Returns what the tables know of each position.
+        """Looks up each position in the tables.
 
-        half: 0 or 1 for each sequence, [B]: the half of the text that it looks up. None: both.
+        half: 0 or 1 for each sequence, [B]: the half of the text to look it up in. None: both.
         """
         found = self.looked_up(z, segments)[:, :, None]
         halves = jnp.arange(2)[:, None] if half is None else half[:, None, None, None]
@@ -111,21 +111,21 @@ class Lists(Rows):
         return Evidence(estimates, counts, counted, symbols)
 
     def carried(self, added: Array, evidence: Evidence) -> Array:
-        """Returns what `added` needs of each position: what to add to logits, and to which."""
+        """Packs the input of `added` for each position: values to add, and their symbols."""
         # float32 holds every whole number up to 2^24, more than a vocabulary has symbols.
         return jnp.concatenate([added, evidence.symbols.astype(jnp.float32)], axis=-1)
 
     def added(self, logits: Array, carried: Array) -> Array:
-        """Returns logits [..., V] with what was carried added to them."""
+        """Returns logits [..., V] with the carried values added."""
         added, symbols = jnp.split(carried, 2, axis=-1)
         flat = logits.reshape(-1, self.vocab_size)
         index = symbols.astype(jnp.int32).reshape(len(flat), -1)
         return _with_shares(flat, index, added.reshape(index.shape)).reshape(logits.shape)
 
     def counter(self) -> Callable[[dict[str, Array], Batch, int], dict[str, Array]]:
-        """Returns a function of (state, text, table): the state with one table counting a text.
+        """Returns a function (state, text, table) -> state in which the table has counted the text.
 
-        text: all sequences to count, arrays [N, L]. The state is given up.
+        text: all sequences to count, arrays [N, L]. The state's buffers are donated.
         """
         rows_of = jax.jit(self.counted_in)
         put = jax.jit(_put, donate_argnums=0)
@@ -151,7 +151,7 @@ class Lists(Rows):
 
 
 def counts_of(vocab_size: int, size: int, tokens: int) -> Rows:
-    """Returns the kind of tables that suits a vocabulary; UserError for wrong numbers."""
+    """Returns `Tables` or `Lists`, by the vocabulary's size; UserError for wrong numbers."""
     kind = Tables if vocab_size <= LARGEST_VOCABULARY else Lists
     return kind(vocab_size, size, tokens)
 
@@ -160,8 +160,8 @@ def counts_of(vocab_size: int, size: int, tokens: int) -> Rows:
 def _with_shares(logits: Array, symbols: Array, added: Array) -> Array:
     """Returns log(exp(logits) + exp(added)) at the symbols, int32 [N, C], and logits elsewhere.
 
-    logits are [N, V] and added [N, C]; symbols of V or more stand for none. The gradient is by
-    hand, since that of XLA fills and adds two more arrays of the size of the logits.
+    logits are [N, V] and added [N, C]; symbols of V or more mean none. The custom gradient avoids
+    two more arrays of the size of the logits, which XLA's would fill and add.
     """
     return _forward(logits, symbols, added)[0]
 
@@ -184,7 +184,7 @@ _with_shares.defvjp(_forward, _backward)
 
 
 def _put(state: dict[str, Array], table: dict[str, Array], first: Array) -> dict[str, Array]:
-    """Puts the rows of a table into the state, from the row `first` on."""
+    """Writes the rows of a table into the state, beginning with row `first`."""
     placed = {
         name: jax.lax.dynamic_update_slice_in_dim(state[name], rows, first, axis=1)
         for name, rows in table.items()
@@ -193,13 +193,13 @@ def _put(state: dict[str, Array], table: dict[str, Array], first: Array) -> dict
 
 
 def _of_each(listed: Array, counts: Array, symbols: Array) -> Array:
-    """Puts the counts [B, L, K, M] of listed symbols in the order of symbols: [B, L, K, C]."""
+    """Aligns the counts [B, L, K, M] of listed symbols with `symbols`: [B, L, K, C]."""
     same = listed[..., None] == symbols[:, :, None, None]
     return jnp.sum(jnp.where(same, counts[..., None], 0), axis=-2)
 
 
 def _different(symbols: Array, nothing: int) -> Array:
-    """Sorts symbols [..., C] and replaces all but the first of equal ones by `nothing`."""
+    """Sorts symbols [..., C] and replaces duplicates by `nothing`."""
     symbols = jnp.sort(symbols, axis=-1)
     again = symbols[..., 1:] == symbols[..., :-1]
     return symbols.at[..., 1:].set(jnp.where(again, nothing, symbols[..., 1:]))
@@ -218,7 +218,7 @@ def listed(
     code = _coded(times)
     rows, symbols = pairs >> 32, pairs & 0xFFFFFF
     total = np.bincount(rows.astype(np.int64), times, size)
-    # In order of rows, then from the most frequent on, then of symbols.
+    # Sorted by row, then by falling count, then by symbol.
     order = np.sort(rows << 32 | (255 - code).astype(np.uint64) << 24 | symbols)
     rows, code, symbols = order >> 32, 255 - (order >> 24 & 0xFF), order & 0xFFFFFF
     rows = rows.astype(np.int64)
@@ -229,7 +229,7 @@ def listed(
     counts = np.zeros((size, LISTED), np.uint8)
     found[at], counts[at] = symbols[kept], code[kept]
     others = _coded(np.maximum(total - _values()[counts].sum(axis=1), 0))
-    # Rounding of large counts leaves something where nothing else was counted.
+    # Without other symbols the difference is only the rounding of large counts.
     others = np.where(np.bincount(rows, minlength=size) > LISTED, others, 0)
     return {"symbols": found, "counts": counts, "others": others}
 
@@ -241,6 +241,6 @@ def _values() -> np.ndarray:
 
 
 def _coded(counts: np.ndarray) -> np.ndarray:
-    """Returns the codes of `codes.coded`, without compiling for each number of counts."""
+    """Computes `codes.coded` with NumPy, to avoid compilation for each number of counts."""
     values = _values()
     return np.searchsorted((values[1:] + values[:-1]) / 2, counts, side="right").astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Mixture of the tables of counts and the network: one estimate for each symbol at a position."""
+"""Mixing of tables of counts with the network: one estimate for each symbol at a position."""
 
 import flax.linen as nn
 import jax
@@ -9,30 +9,30 @@ from md4_jax.networks.linear import Linear
 from md4_jax.protocols import Array
 
 HIDDEN = 128
-# Weights of all look-ups together before anything is learned: little more than that of one, since
-# the tables say much the same. Those of 4 million letters of text8 then have a bound of 2.36 bits,
-# with 4.8 one of 4.42.
+# Initial sum of the weights of all look-ups: little more than the weight of one, since estimates of
+# the tables are highly correlated. Tables of 4 million letters of text8 then have a bound of 2.36
+# bits, and of 4.42 bits with a sum of 4.8.
 FIRST = 1.28
-# Factor of what its last layers add, so that learning rates that suit a transformer do not throw
-# these sums about: 2.13 instead of 2.81 bits on text8 over the first 100 steps, and 0.003 fewer
-# after 2,000.
+# Factor of the output of the last layers, so that learning rates for a transformer are not too
+# large for these sums: 2.13 instead of 2.81 bits on text8 over the first 100 steps, and 0.003 bits
+# fewer after 2,000.
 OUTPUT = 0.1
-# Listed symbols whose vectors the network reads.
+# Number of listed symbols whose vectors the network reads.
 EXPECTED = 8
-# Divisors that bring log counts and log ratios near 1.
+# Divisors that scale log counts and log ratios to about 1.
 COUNTS, RATIOS = 5.0, 3.0
 
 
 class TableMixture(nn.Module):
-    """Adds up log ratios of the tables, sum_k w_k log (p_k V), with learned weights w.
+    """Computes a weighted sum of the tables' log ratios, sum_k w_k log (p_k V), with learned w.
 
-    Weights are those of the evidence alone, from a layer on how much each table has counted and how
-    sure it is, plus those of the network's features. Logistic mixing of this kind is what
-    compressors do (Mahoney, "Adaptive weighing of context models", 2005).
+    A weight is the sum of two terms: one computed from the evidence, namely the counts of each
+    table and its confidence, and one from the network's features. This is logistic mixing, as in
+    data compression (Mahoney, "Adaptive weighing of context models", 2005).
 
-    With `units` the sum is corrected: a network of two hidden layers, the same for each symbol,
-    reads what all tables say of that symbol. The evidence as a whole and the features shift its
-    first layer and scale its second.
+    With `units` a correction is added: a network of two hidden layers, applied to each symbol,
+    reads the estimates of all tables for this symbol. The evidence as a whole and the features
+    shift its first layer and scale its second.
     """
 
     lookups: int
@@ -60,11 +60,11 @@ class TableMixture(nn.Module):
         return jax.nn.gelu(self.hidden(jnp.concatenate([counted, surest], axis=-1)))
 
     def weights(self, known: Array) -> Array:
-        """Returns the weights of the evidence alone, [B, P, K]."""
+        """Returns the term of the weights that is computed from the evidence, [B, P, K]."""
         return FIRST / self.lookups + OUTPUT * self.of_evidence(known).astype(jnp.float32)
 
     def logits(self, h: Array, evidence: Evidence, known: Array) -> Array:
-        """Returns what to add to the logits of the symbols of the evidence: [B, P, C].
+        """Returns the terms to add to the logits of the symbols of the evidence: [B, P, C].
 
         h: features of these positions.
         """
@@ -74,7 +74,7 @@ class TableMixture(nn.Module):
 
     @staticmethod
     def mixed(weights: Array, evidence: Evidence) -> Array:
-        """Returns the estimates with these weights [B, P, K] added up, [B, P, C]."""
+        """Returns the sum of the estimates with these weights [B, P, K]: [B, P, C]."""
         return jnp.einsum("bpk,bpkc->bpc", weights, evidence.estimates)
 
     def _corrections(self, h: Array, evidence: Evidence, known: Array) -> Array:
@@ -94,12 +94,12 @@ class TableMixture(nn.Module):
 
 
 class ListMixture(TableMixture):
-    """Adds up shares in the lists, sum_k g_k p_k(v), with learned weights g > 0.
+    """Computes a weighted sum of the lists' probabilities, sum_k g_k p_k(v), with learned g > 0.
 
-    A symbol that is not listed is not rare for that. So, unlike in `TableMixture`, estimates are
-    added to the probabilities of the network and not to its logits, as in Jelinek and Mercer's
-    interpolation. To add up log ratios of counts took about 0.2 bits per token more (web text,
-    0.9 million tokens of GPT-2). Weights and correction are logarithms here.
+    A symbol that is not listed need not be rare. So, unlike in `TableMixture`, estimates are added
+    to the probabilities of the network and not to its logits, as in Jelinek-Mercer interpolation.
+    Sums of log ratios of counts gave about 0.2 bits per token more (web text, 0.9 million tokens of
+    GPT-2). Weights and corrections are logarithms here.
     """
 
     def known(self, evidence: Evidence) -> Array:
@@ -110,12 +110,12 @@ class ListMixture(TableMixture):
         return jax.nn.gelu(self.hidden(jnp.concatenate([counted, surest, kinds], axis=-1)))
 
     def weights(self, known: Array) -> Array:
-        """Returns the logarithms of the weights of the evidence alone, [B, P, K]."""
+        """Returns the logarithms of the weights from the evidence, [B, P, K]."""
         return jnp.log(FIRST / self.lookups) + self.of_evidence(known).astype(jnp.float32)
 
     @staticmethod
     def mixed(weights: Array, evidence: Evidence) -> Array:
-        """Returns the logarithm of the sum of shares, with logarithms of weights: [B, P, C]."""
+        """Returns log sum_k g_k p_k from the logarithms of weights and estimates: [B, P, C]."""
         return jax.nn.logsumexp(weights[..., None] + evidence.estimates, axis=-2)
 
     @staticmethod
@@ -127,9 +127,9 @@ class ListMixture(TableMixture):
 
 
 def likeliest(evidence: Evidence, logits: Array) -> tuple[Array, Array]:
-    """Returns (shares, symbols) of the listed symbols that are likeliest, each [B, P, EXPECTED].
+    """Returns (shares, symbols) of the most likely listed symbols, each [B, P, EXPECTED].
 
-    logits: logarithms of what is added to their probabilities, [B, P, C].
+    logits: logarithms of the terms that are added to their probabilities, [B, P, C].
     """
     added = jnp.where(jnp.any(evidence.counts > 0, axis=-2), jnp.exp(logits), 0.0)
     total = 1.0 + jnp.sum(added, axis=-1, keepdims=True)

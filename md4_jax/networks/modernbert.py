@@ -1,4 +1,4 @@
-"""ModernBERT (arXiv:2412.13663): a transformer in which most layers see only near tokens.
+"""ModernBERT (arXiv:2412.13663): a transformer with mostly local (sliding-window) attention.
 
 Array names end in their shapes: B, L, D.
 """
@@ -18,7 +18,7 @@ from md4_jax.networks.layers import norm
 from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import Array, Network, Params, UserError
 
-# Keys of the transformer that this network does not have, and what they are then.
+# Keys of the transformer that this network does not support, with their only values.
 WITHOUT = {
     "scan_blocks": False, "time_conditioning": False, "causal": False, "shifted": False,
     "local_width": 0, "tables": 0, "gaps": False, "experts": 0, "dense_layers": 0, "classes": 0,
@@ -31,13 +31,13 @@ WITHOUT = {
 class ModernBert(Transformer):
     """Options of ModernBERT; `build()` makes the network. Those of Transformer, and
 
-    window        tokens that a local layer sees, half of them on each side of its own
-    global_every  the layers 0, global_every, 2 global_every, ... see all tokens
+    window        window of local attention: half of these tokens on each side of a token
+    global_every  the layers 0, global_every, 2 global_every, ... attend to all tokens
     local_base    rotary_base of local layers
 
-    The vectors of tokens are normalised in place of the input of the first attention. Before the
-    head there is one more layer, with GELU and a normalisation. The network is told no time. Local
-    layers compute all scores and mask those that are far.
+    The embeddings are normalised, and the first attention layer has no norm. Before the head there
+    is a linear layer with GELU and a normalisation. The network has no time input. Local layers
+    compute all scores and mask those outside the window.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("segments",)
@@ -104,7 +104,7 @@ class Layer(Transformer):
 
 
 class ModernBertModule(BertModule):
-    """Transformer with a normalisation after the embedding and one more layer before the head."""
+    """Transformer with a normalisation after the embedding and a layer before the head."""
 
     head_in_bias: ClassVar[bool] = False
 

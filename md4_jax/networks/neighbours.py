@@ -1,4 +1,4 @@
-"""Sets of neighbours that have a table of counts, and the tables in which a token is looked up."""
+"""Sets of neighbours with a table of counts, and the tables in which a token is looked up."""
 
 import dataclasses
 import functools
@@ -9,15 +9,15 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Neighbourhood:
-    """Neighbours of a masked token that tables of counts know.
+    """Sets of neighbours of a masked token for which there are tables of counts.
 
-    A token is looked up once for each window, in the table of all neighbours visible there. Two
-    more look-ups are of the nearest visible neighbours in all of the reach, as many as make a
-    set that has a table. They differ where a left and a right neighbour are equally far.
+    A token is looked up once for each window, in the table of all its visible neighbours in the
+    window. Two more look-ups use the nearest visible neighbours within the reach, as many as form a
+    set that has a table. The two differ in which of two equally near neighbours comes first.
 
-    windows  numbers of neighbours to the left and to the right
+    windows  numbers of neighbours to the left and to the right, for each window
     reach    distance of the farthest neighbour
-    few      numbers of neighbours: all sets of so many within the reach have a table
+    few      set sizes: every set of such a size within the reach has a table
     """
 
     windows: tuple[tuple[int, int], ...]
@@ -42,7 +42,7 @@ class Neighbourhood:
     def sets(self) -> tuple[int, ...]:
         """Sets of neighbours that have a table; bit j of a set stands for offsets[j].
 
-        They are all subsets of a window and all sets of few neighbours; small sets come first.
+        They are all subsets of a window and all sets with a size in `few`, smallest first.
         """
         bits = [1 << j for j in range(len(self.offsets))]
         found = {sum(some) for count in self.few for some in itertools.combinations(bits, count)}
@@ -65,7 +65,7 @@ class Neighbourhood:
                 visible &= ~(1 << j)
             return visible
 
-        # Of two neighbours that are equally far the left one goes first in one order.
+        # Of two equally distant neighbours the left one comes first in one of the two orders.
         orders = [
             sorted(range(len(offsets)), key=lambda j: (-abs(offsets[j]), side * offsets[j]))
             for side in (1, -1)

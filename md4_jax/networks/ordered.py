@@ -1,4 +1,4 @@
-"""Attention in an order of each sequence's own, and its cache: docs/families/eso_lm.md."""
+"""Causal attention along an order of each sequence, and its cache: docs/families/eso_lm.md."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from md4_jax.networks.keys import for_queries
 from md4_jax.networks.rotary import Turns, rotate
 from md4_jax.protocols import Array, Ordered, UserError
 
-# Options of a network that reads in an order, and the only values that they may have.
+# Options of a network that reads in an order, with their only allowed values.
 FITTING = {
     "causal": False, "causal_context": False, "shifted": False, "local_width": 0, "tables": 0,
     "gaps": False, "positions": 0, "query_scaling": (),
@@ -23,16 +23,16 @@ def reads_in_order(o: Any) -> bool:
 
 
 class InOrder(NamedTuple):
-    """Order of a text, by which attention knows what each position sees, in place of segments.
+    """Order of a text, which defines the attention mask; it is passed in place of segments.
 
-    Without `round` the layer reads L positions, each of which sees itself and those before it. With
-    it the layer reads 2 L: a mask for each position, then the clean text. A clean token sees itself
-    and clean ones before it. A mask sees the clean tokens of earlier rounds, itself, and the masks
-    of its own round before it.
+    Without `round` the layer reads L positions; each sees itself and those before it in the order.
+    With `round` it reads 2 L positions: a mask for each position, then the clean text. A clean
+    token sees itself and clean tokens before it. A mask sees the clean tokens of earlier rounds,
+    itself, and the masks before it in its own round.
 
-    rank      int32 [B, L], the place of each position in the order
-    round     int32 [B, L], which does not fall with the rank, or None
-    segments  int32 [B, L]: a token sees only tokens of its own segment; None: all are one
+    rank      int32 [B, L], the rank of each position in the order
+    round     int32 [B, L], non-decreasing in the rank, or None
+    segments  int32 [B, L]: a token sees only tokens of its own segment; None: one segment
     """
 
     rank: Array
@@ -48,9 +48,9 @@ class InOrder(NamedTuple):
         kernel: str,
         turns: Turns,
     ) -> Array:
-        """Attends from the positions index, or from all, to `own` keys and values.
+        """Attends from the positions index (None: all) to `own` keys and values.
 
-        Queries and keys are not rotated yet.
+        Queries and keys are given before rotation.
         """
         key, value = own
         length, count = self.rank.shape[1], key.shape[1]
@@ -64,7 +64,7 @@ class InOrder(NamedTuple):
         return attend_masked(query, key, value, self._seen(asked, count)[:, None], kernel)
 
     def _seen(self, asked_BxQ: Array, count: int) -> Array:
-        """Marks the keys that each query sees: bool [B, Q, count]."""
+        """Returns which keys each query sees: bool [B, Q, count]."""
         length = self.rank.shape[1]
 
         def pair(x_BxL: Array) -> tuple[Array, Array]:
@@ -88,10 +88,10 @@ class InOrder(NamedTuple):
 class RankedCache(NamedTuple):
     """Keys, after rotation, and values of the tokens of texts that are read in an order.
 
-    keys, values  [..., B, L, H, Dh], of one layer or of all, at the places of the tokens
-    known         bool [B, L], the places that hold a token
-    place, rank   int32 [B, P], of the symbols that are being read
-    keep          bool [B, P], those of them that the cache is to hold
+    keys, values  [..., B, L, H, Dh], of one layer or of all, at the positions of the tokens
+    known         bool [B, L], the positions whose token is cached
+    place, rank   int32 [B, P], position and rank of the symbols that are being read
+    keep          bool [B, P], which of these symbols to add to the cache
     """
 
     keys: Array
@@ -103,7 +103,7 @@ class RankedCache(NamedTuple):
 
     @property
     def first(self) -> Array:
-        """Position of the first symbol, which nothing of such a network depends on."""
+        """Position of the first symbol, which such a network does not use."""
         return jnp.int32(0)
 
     def attend(
@@ -117,8 +117,8 @@ class RankedCache(NamedTuple):
     ) -> tuple[Array, tuple[Array, Array]]:
         """Attends from P symbols to the cache, to themselves and to those before them.
 
-        query [B, P, H, Dh]. Returns (result, own keys, rotated, and values). The text is one
-        document. Nothing is written here, so that no layer's keys are copied.
+        query [B, P, H, Dh]. Returns (result, own keys after rotation and values). The text is one
+        document. The cache is not changed here, so that keys of a layer are not copied.
         """
         del segments
         length, heads = self.keys.shape[1], query.shape[2]
@@ -134,10 +134,10 @@ class RankedCache(NamedTuple):
         return attend_where(query, keys, values, seen, form), (key, own[1])
 
     def append(self, keys: Array, values: Array) -> "RankedCache":
-        """Puts the symbols to keep, [..., B, P, H, Dh] of all layers, in their places."""
+        """Writes the symbols to keep, [..., B, P, H, Dh] of all layers, at their positions."""
         length = self.known.shape[1]
         rows = jnp.arange(len(self.known))[:, None]
-        place = jnp.where(self.keep, self.place, length)  # which is dropped
+        place = jnp.where(self.keep, self.place, length)  # out of bounds: dropped
 
         def put(old: Array, new: Array) -> Array:
             return old.at[:, rows, place].set(new.astype(old.dtype), mode="drop")
@@ -149,7 +149,7 @@ class RankedCache(NamedTuple):
 
 
 def ordered_functions(o: Any, module: Any, variables: Any, told: dict[str, Array]) -> Ordered:
-    """Returns the functions of a module with its parameters and context.
+    """Returns the functions of a module bound to its parameters and context.
 
     o       options of the network
     module  `TransformerModule`

@@ -1,4 +1,4 @@
-"""Head for ordered symbols: a location and a scale instead of one logit for each symbol."""
+"""Head for ordered symbols: a truncated logistic with location and scale, not V logits."""
 
 import flax.linen as nn
 import jax
@@ -11,8 +11,8 @@ from md4_jax.protocols import Array
 WIDEST = 12.0
 
 
-# Width of the distribution around the input, before anything is learnt: exp(-2) of half the range
-# of the levels, as in the code of D3PM and tauLDR.
+# Initial log-scale of the distribution around the input: a width of exp(-2) times half the range of
+# the levels, as in the code of D3PM and tauLDR.
 INITIAL_LOG_SCALE = -2.0
 
 
@@ -41,7 +41,7 @@ def intensity(z: Array, levels: int) -> Array:
 
 
 def around_input(pair: Array, z: Array, levels: int, *, bounded: bool) -> Array:
-    """Adds the input to the location, so that it need not be learnt: pair [..., 2], z [...].
+    """Adds the input to the location, so that it need not be learned: pair [..., 2], z [...].
 
     location = pair_0 + intensity(z) and log-scale = pair_1 - 2. bounded: tanh of that location, as
     in the code of D3PM (arXiv:2107.03006) and of tauLDR (arXiv:2205.14987).
@@ -53,9 +53,9 @@ def around_input(pair: Array, z: Array, levels: int, *, bounded: bool) -> Array:
 
 
 def log_probabilities(pair: Array, symbols: int) -> Array:
-    """Computes log p_k, [..., symbols], of a location and an unbounded log-scale, [..., 2]."""
+    """Computes log p_k, [..., symbols], from a location and an unbounded log-scale, [..., 2]."""
     location, raw = jnp.split(pair, 2, axis=-1)
-    # A smooth bound, since beyond a hard one the gradient would be zero.
+    # A smooth bound, since the gradient would be zero beyond a hard one.
     return log_masses(location, WIDEST * jnp.tanh(raw / WIDEST), symbols)
 
 
@@ -63,13 +63,13 @@ def log_masses(location: Array, log_scale: Array, symbols: int) -> Array:
     """Computes log p_k: location and log_scale [..., 1] -> [..., symbols].
 
     sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)). The last factor is equal for
-    all bins and cancels, so that no nearly equal numbers are subtracted. With u the middle of the
-    bin and h half its width, a = u - h, b = u + h, the others are
+    all bins and cancels, which avoids the difference of nearly equal numbers. With u the middle of
+    the bin and h half its width, a = u - h and b = u + h, and the other factors are
 
         1 / (sigmoid(b) sigmoid(-a)) = (1 + exp(-h - |u|)) (1 + exp(|u| - h)),
 
-    two exponentials and one logarithm: 13 ms for 12,544 x 256 on one core instead of the 27 ms of
-    a softplus for each factor.
+    two exponentials and one logarithm: 13 ms for 12,544 x 256 on one core, compared with 27 ms for
+    a softplus per factor.
     """
     places = jnp.linspace(-1.0, 1.0, symbols, dtype=location.dtype)
     inverse = jnp.exp(-log_scale)

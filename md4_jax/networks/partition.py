@@ -21,15 +21,15 @@ from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import Accelerator, Array, Denoiser, Network, Params, UserError
 from md4_jax.runtime.sharding import token_groups
 
-# Keys of the transformer that this network does not have, and what they are then.
+# Keys of the transformer that this network does not support, with their only values.
 WITHOUT = {
     "time_conditioning": False, "causal": False, "shifted": False, "local_width": 0, "tables": 0,
     "gaps": False, "edits": False, "experts": 0, "dense_layers": 0, "lora_dropout": 0.0,
     "classes": 0, "attention_dropout": 0.0, "output": "categorical", "positions": 0,
     "out_bias": False, "causal_context": False, "query_scaling": (),
 }  # fmt: skip
-# Sizes of the encoder's input that are tried, smallest first, as parts of the length. Shorter texts
-# are read whole: there is little to gain, and each size is compiled.
+# Candidate sizes of the encoder's input, smallest first, as fractions of the length. Short texts
+# are read whole: there is little to gain, and each size is compiled separately.
 PARTS, SHORTEST = 8, 64
 
 
@@ -37,10 +37,10 @@ PARTS, SHORTEST = 8, 64
 class Partition(Transformer):
     """Options of the partition network; `build()` makes it. Those of Transformer, and
 
-    depth          blocks of encoder and decoder together
-    decoder_depth  of these, the decoder's; 0: half of them
+    depth          number of blocks of encoder and decoder together
+    decoder_depth  number of these that belong to the decoder; 0: half of them
 
-    Between them is one more layer of attention. The network is told no time.
+    Between them there is an additional layer of attention. The network has no time input.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("segments",)
@@ -154,9 +154,9 @@ class Binding(NamedTuple):
 
 
 def both_groups(x: Array, group: Array, segments: Array | None, mask_id: int) -> tuple:
-    """Returns what the module is given to predict each group of x from the other one.
+    """Returns the inputs of the module for predicting each group of x from the other one.
 
-    group  bool [B, L], which of the two each token is in
+    group  bool [B, L], the group of each token
     """
     slots = _slots(x, mask_id)
     same = group[:, :, None] == group[:, None, :]
@@ -168,7 +168,7 @@ def both_groups(x: Array, group: Array, segments: Array | None, mask_id: int) ->
 
 
 def visible_alone(z: Array, segments: Array | None, mask_id: int) -> tuple:
-    """Returns what the module is given to predict every position of z from its visible tokens."""
+    """Returns the inputs of the module for predicting every position from the visible tokens."""
     slots, length = _slots(z, mask_id), z.shape[1]
     seen = jnp.broadcast_to((z != mask_id)[:, None], (len(z), length, length))
     within = _same_segment(segments, segments)
@@ -177,10 +177,10 @@ def visible_alone(z: Array, segments: Array | None, mask_id: int) -> tuple:
 
 
 def at_index(apply: Any, z: Array, segments: Array | None, index: Array, mask_id: int) -> Array:
-    """Computes the features of the positions index [B, P] from the visible tokens alone.
+    """Computes the features of the positions index [B, P] from the visible tokens only.
 
-    These are moved to the front, and the encoder reads as many slots as the text that has most of
-    them needs, in one of a few sizes.
+    Visible tokens are moved to the front. The encoder reads the smallest candidate number of slots
+    that holds the visible tokens of every text.
     """
     length = z.shape[1]
     visible = z != mask_id
@@ -211,22 +211,22 @@ def at_index(apply: Any, z: Array, segments: Array | None, index: Array, mask_id
 
 
 def _slots(symbols: Array, mask_id: int) -> Slots:
-    """Returns the start and the symbols [B, L], which do not read each other yet."""
+    """Returns slots with the start and the symbols [B, L]; `own` is not set yet."""
     symbols = jnp.pad(symbols, ((0, 0), (1, 0)), constant_values=mask_id)
     places = jnp.broadcast_to(jnp.arange(symbols.shape[1]), symbols.shape)
     return Slots(symbols, places, jnp.zeros((1, 1, 1), bool))
 
 
 def _with_start(seen_BxLxL: Array) -> Array:
-    """Adds the start, which all read and which reads itself alone: bool [B, L + 1, L + 1]."""
+    """Adds the start, which all slots see and which sees only itself: bool [B, L + 1, L + 1]."""
     return jnp.pad(_first(seen_BxLxL), ((0, 0), (1, 0), (0, 0))).at[:, 0, 0].set(True)
 
 
 def _first(seen_BxPxL: Array) -> Array:
-    """Adds the start, which all read: bool [B, P, L + 1]."""
+    """Adds the start, which all positions see: bool [B, P, L + 1]."""
     return jnp.pad(seen_BxPxL, ((0, 0), (0, 0), (1, 0)), constant_values=True)
 
 
 def _same_segment(asking: Array | None, held: Array | None) -> Array | None:
-    """Marks pairs of the same segment, bool [B, P, L]; None: there are no segments."""
+    """Returns which pairs are in the same segment, bool [B, P, L]; None without segments."""
     return None if held is None else asking[:, :, None] == held[:, None, :]

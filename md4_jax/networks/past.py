@@ -1,4 +1,4 @@
-"""Attention of a causal network to the tokens that it has read, whose keys and values are kept."""
+"""Attention of a causal network with a cache of keys and values."""
 
 from typing import NamedTuple
 
@@ -11,11 +11,11 @@ from md4_jax.protocols import Array
 
 
 class Past(NamedTuple):
-    """Keys, after rotation, and values of the first tokens of texts of up to L tokens.
+    """Keys, after rotation, and values of the tokens so far, of texts of up to L tokens.
 
     keys, values  [..., B, L, H, Dh], of one layer or of all
     count         int32 [], number of tokens so far
-    near          [..., B, N, D], the last N inputs of a convolution, if there is one
+    near          [..., B, N, D], the last N inputs of the local convolution, if there is one
     """
 
     keys: Array
@@ -25,7 +25,7 @@ class Past(NamedTuple):
 
     @property
     def first(self) -> Array:
-        """Position of the first token that comes next."""
+        """Position of the next token to be read."""
         return self.count
 
     def attend(
@@ -37,10 +37,10 @@ class Past(NamedTuple):
         kernel: str,
         turns: Turns,
     ) -> tuple[Array, tuple[Array, Array]]:
-        """Attends from the next P tokens to those so far and to themselves, each to its left.
+        """Computes causal attention of the next P tokens to the cached tokens and themselves.
 
-        query [B, P, H, Dh]. Returns (result, own keys, rotated, and values). The text is one
-        document. Nothing is written here, so that no layer's keys are copied.
+        query [B, P, H, Dh]. Returns (result, own keys after rotation and values). The text is one
+        document. The cache is not changed here, so that keys of a layer are not copied.
         """
         del segments
         rows, length, heads, each = query.shape
@@ -68,7 +68,7 @@ class Past(NamedTuple):
         return mixed.astype(query.dtype).reshape(rows, length, heads, each), (key, own[1])
 
     def append(self, keys: Array, values: Array, near: Array | None = None) -> "Past":
-        """Puts tokens [..., B, P, H, Dh] behind those so far, of which there is room."""
+        """Appends tokens [..., B, P, H, Dh], for which there must be room."""
         put = jax.lax.dynamic_update_slice_in_dim
         if near is not None:
             near = jnp.concatenate([self.near, near], axis=-2)[..., near.shape[-2] :, :]

@@ -1,4 +1,4 @@
-"""Learned positions: a vector for each place in a text, added to that of the token (GPT-2)."""
+"""Learned position embeddings, added to those of the tokens (GPT-2)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from md4_jax.protocols import Array, Mixture, UserError
 def check_length(o: Any, z: Array | Mixture, more: int = 0) -> None:
     """Raises UserError for a text with more tokens than there are positions.
 
-    z: [B, L] or a mixture; the network reads `more` tokens besides
+    z: [B, L] or a mixture. more: number of tokens that the network reads in addition
     """
     length = (z.weights if isinstance(z, Mixture) else z).shape[1] + more
     if o.positions and length > o.positions:
@@ -23,9 +23,9 @@ def check_length(o: Any, z: Array | Mixture, more: int = 0) -> None:
 
 
 def places(length: int, segments: Array | None = None) -> Array:
-    """Returns the place of each token in its document: int32 [L], or [B, L] with segments.
+    """Returns the position of each token in its document: int32 [L], or [B, L] with segments.
 
-    segments  int32 [B, L]: each run of equal numbers is a document, and begins at place 0
+    segments  int32 [B, L]: each run of equal numbers is a document, and begins at position 0
     """
     all_L = jnp.arange(length)
     if segments is None:
@@ -35,16 +35,16 @@ def places(length: int, segments: Array | None = None) -> Array:
 
 
 def places_of_halves(length: int, segments: Array | None) -> Array:
-    """Returns the places of a text and of its copy, one behind the other in `length` tokens."""
+    """Returns the positions of a text followed by its copy, `length` tokens in total."""
     return jnp.concatenate(2 * [places(length // 2, segments)], axis=-1)
 
 
 def places_from(length: int, first: Array, segments: Array | None, most: int = 0) -> Array:
-    """Returns the places of the tokens from `first` on in a text that has these segments.
+    """Returns the positions of the tokens from `first` on in a text with these segments.
 
-    first  [] or [B, 1]; tokens before a text, which nothing sees, have the place 0
-    most   number of places; what fills the last block after the end of a text has the last one.
-           0: there is no end
+    first  [] or [B, 1]; tokens before a text, which are masked out, have position 0
+    most   number of positions; tokens that fill the last block after the end of a text have the
+           last one. 0: unlimited
     """
     index = jnp.maximum(first + jnp.arange(length), 0)
     if segments is not None:
@@ -53,8 +53,8 @@ def places_from(length: int, first: Array, segments: Array | None, most: int = 0
 
 
 def with_places(x_BxLxD: Array, table: Array, where: Callable[[int], Array]) -> Array:
-    """Adds to each token the vector of its place; where: length -> places [L] or [B, L].
+    """Adds the position embedding to each token; where: length -> positions [L] or [B, L].
 
-    The gradient of the table is summed in float32. A place that it does not have gives nan.
+    The gradient of the table is summed in float32. Positions beyond the table give nan.
     """
     return x_BxLxD + jnp.take(table, where(x_BxLxD.shape[1]), axis=0).astype(x_BxLxD.dtype)

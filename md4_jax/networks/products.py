@@ -1,4 +1,4 @@
-"""Matrix products of linear layers whose operands are rounded to bfloat16."""
+"""Matrix products of linear layers with operands rounded to bfloat16."""
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,8 @@ PRODUCTS = ("auto", "float32", "bfloat16")
 def products_for(name: str, platform: str, dtype: str) -> str:
     """Returns float32 or bfloat16; auto is bfloat16 on CPUs on which it is faster.
 
-    A network that computes in bfloat16 has nothing to round. On such CPUs it takes the products of
-    bfloat16 all the same, since they have float32 results, for which XLA's library is quick.
+    A network that computes in bfloat16 needs no rounding. On such CPUs it uses these bfloat16
+    products nevertheless: they have float32 results, for which XLA's library is fast.
     """
     quick = platform == "cpu" and multiplies_bfloat16()
     if dtype != "float32":
@@ -28,9 +28,9 @@ def products_for(name: str, platform: str, dtype: str) -> str:
 def product(x: Array, kernel: Array, products: str) -> Array:
     """Computes x [..., K] @ kernel [K, M], in the type of x; products: float32 or bfloat16.
 
-    All tokens are one axis, unless devices hold parts of sequences: XLA transposes both factors for
-    the gradient of a sum over two axes. 1.3 times the speed of a training step of size (a), 1.15
-    at width 768, on 2 CPU cores.
+    Batch and length are merged into one axis, unless sequences are split over devices: for the
+    gradient of a sum over two axes XLA transposes both factors. A training step of size (a) is 1.3
+    times as fast on 2 CPU cores, and one at width 768 1.15 times.
     """
     shape = x.shape
     if not splits_sequences():
@@ -45,9 +45,9 @@ def product(x: Array, kernel: Array, products: str) -> Array:
 
 @jax.custom_vjp
 def rounded_product(x: Array, kernel: Array) -> Array:
-    """Computes x [..., K] @ kernel [K, M] of operands in bfloat16, with float32 sums and result.
+    """Computes x [..., K] @ kernel [K, M] with bfloat16 operands, float32 sums and result.
 
-    The gradients are such products too. What is kept for them is bfloat16, half the memory.
+    The gradients are such products too. Residuals for them are stored in bfloat16, half the memory.
     """
     return _forward(x, kernel)[0]
 
@@ -65,8 +65,8 @@ def _backward(kept: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
         tokens = tuple(range(x.ndim - 1))
         return of_x, _product(x, slope, over=(tokens, tokens))
     turned = by_rows(jax.lax.optimization_barrier(x.T))
-    # By rows, since XLA would make of the transpose of this product, as of a head that shares the
-    # matrix of the embedding, a product of transposed operands.
+    # By rows: otherwise XLA would turn the transpose of this product, which a tied head has, into
+    # a product of transposed operands.
     return of_x, by_rows(_product(turned, slope, over=((1,), (0,))))
 
 
@@ -76,9 +76,9 @@ rounded_product.defvjp(_forward, _backward)
 def by_rows(x: Array) -> Array:
     """Stores an array row by row.
 
-    XLA's CPU library has products of bfloat16 only for such operands. Others, like a transposed
-    view, it converts to float32: 238 instead of 864 GFLOP/s for the gradient of a kernel
-    (256 x 4096 by 4096 x 704, 2 cores of an Intel Xeon with AMX). On meshes nothing is changed.
+    XLA's CPU library has bfloat16 products only for operands in this layout. It converts others,
+    such as transposed views, to float32: 238 instead of 864 GFLOP/s for the gradient of a kernel
+    (256 x 4096 by 4096 x 704, 2 cores of an Intel Xeon with AMX). On meshes x is not changed.
     """
     if not on_one_device():
         return x
@@ -86,5 +86,5 @@ def by_rows(x: Array) -> Array:
 
 
 def _product(left: Array, right: Array, *, over: tuple[tuple[int, ...], tuple[int, ...]]) -> Array:
-    """Sums over these axes of each."""
+    """Contracts the given axes of left and right."""
     return jnp.tensordot(left, right, over, preferred_element_type=jnp.float32)

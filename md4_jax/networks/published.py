@@ -1,11 +1,11 @@
-"""Parameters of published networks as those of `Transformer`.
+"""Conversion of the parameters of published networks to those of `Transformer`.
 
-Each function takes the arrays of a checkpoint by the names that its project gives them and
-returns the parameters of a transformer with these options, which configs/networks.py has. Names,
-orders and shapes differ; the function that is computed is the same.
+Each function takes the arrays of a checkpoint, by the names in the original project, and returns
+the parameters of a transformer with the given options (see configs/networks.py). Names, orders and
+shapes differ; the network computes the same function.
 
-The arrays are read parameter by parameter. `put` makes the array of one: it is called with the path
-and with functions that read its layers, one for each if blocks are scanned.
+Arrays are read parameter by parameter. `put` creates the array of a parameter: it is called with
+its path and with functions that read its layers, one for each layer if blocks are scanned.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,13 +22,13 @@ Read = Callable[[], np.ndarray]
 Put = Callable[[str, Sequence[Read]], Array]
 DIT_TABLE = "vocab_embed.embedding"
 DIT_LABELS = "cond_map.embedding_table.weight"
-# What the names of arrays begin with in the class of DiffuGPT and DiffuLLaMA (arXiv:2410.17891),
-# and in Nemotron-Labs-Diffusion (arXiv:2607.05722).
+# Prefixes of the names of arrays in the class of DiffuGPT and DiffuLLaMA (arXiv:2410.17891), and in
+# Nemotron-Labs-Diffusion (arXiv:2607.05722).
 DIFFUSION, ENCODER = "denoise_model.", "encoder."
 
 
 class View(Mapping):
-    """Arrays of a checkpoint under the same names, for views that change how one is read."""
+    """Arrays of a checkpoint by name; base of views that change how an array is read."""
 
     def __init__(self, arrays: Arrays):
         self._arrays = arrays
@@ -47,11 +47,11 @@ class View(Mapping):
 
 
 class MaskLast(View):
-    """Arrays of a checkpoint, with the row of the mask behind those of the symbols.
+    """Arrays of a checkpoint, with the row of the mask after those of the symbols.
 
     tables  names of the arrays that have a row for each entry of the vocabulary
-    mask    row of the mask, which moves to the end; or with `added` a row that is copied there
-    rows    entries of the vocabulary with the mask; rows that no entry has are left out
+    mask    row of the mask, which is moved to the end; with `added`, a row that is copied there
+    rows    number of entries of the vocabulary, including the mask; further rows are dropped
     """
 
     def __init__(
@@ -79,8 +79,8 @@ def in_memory(path: str, layers: Sequence[Read]) -> np.ndarray:
 def from_md4(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     """Converts google-deepmind/md4's DiscreteClassifier on text.
 
-    It turns neighbouring pairs of a head's features where `Transformer` turns halves, which the
-    order of the columns of query and key makes up for.
+    Its rotary positions rotate neighbouring pairs of a head's features, those of `Transformer` its
+    two halves. The columns of query and key are reordered accordingly.
     """
     each = options.size // options.heads
     pairs = np.arange(options.size).reshape(options.heads, each // 2, 2)
@@ -124,9 +124,9 @@ def from_md4(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
 
 
 def from_dit(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
-    """Converts the DiT of SEDD, RADD, MDLM, UDLM, Duo, BD3-LM and GIDD, all with one set of names.
+    """Converts the DiT of SEDD, RADD, MDLM, UDLM, Duo, BD3-LM and GIDD, which share their names.
 
-    The head's column of the mask is left out: no loss and no sampler uses it.
+    The mask's column of the head is dropped: no loss and no sampler uses it.
     """
     prefix = "backbone." if "backbone.blocks.0.attn_qkv.weight" in arrays else ""
     size, symbols = options.size, options.vocab_size
@@ -165,7 +165,7 @@ def from_dit(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
         found["label_table"] = lambda: arrays[prefix + DIT_LABELS]
     rows, head, bias = rounded(symbols + 1), f"{prefix}{last}linear.weight", f"{last}linear.bias"
     table = f"{prefix}{DIT_TABLE}"
-    # A tied checkpoint may hold the matrix under one of its two names alone.
+    # A tied checkpoint may contain the matrix under only one of its two names.
     found["embedding"] = lambda: padded_rows(arrays[table if table in arrays else head], rows)
     columns = rows if options.tied else 0
     found["head_bias" if options.tied else "head/bias"] = lambda: of_symbols(
@@ -199,8 +199,8 @@ def from_llada(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
 class LlamaNames(NamedTuple):
     """Names of the arrays of a model in the layout of transformers' Llama.
 
-    trunk  what the names of the layers begin with
-    table  name of the embedding's matrix, and `head` of the head's
+    trunk  prefix of the names of the layers
+    table  name of the embedding matrix; `head`: that of the head
     """
 
     trunk: str
@@ -211,8 +211,8 @@ class LlamaNames(NamedTuple):
 def llama_names(arrays: Mapping[str, Any]) -> LlamaNames:
     """Returns the names of a Llama's arrays.
 
-    They are those of the library transformers, of the class DiscreteDiffusionModel of DiffuLLaMA,
-    or of the class NemotronLabsDiffusionModel.
+    They are those of the transformers library, of DiffuLLaMA's class DiscreteDiffusionModel, or of
+    the class NemotronLabsDiffusionModel.
     """
     first = "layers.0.input_layernorm.weight"
     if DIFFUSION + first in arrays:
@@ -234,7 +234,7 @@ def from_llama(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
 
 
 def llama_layers(options: Any) -> dict[str, Any]:
-    """Returns path in a block -> what makes the parameter of the arrays of a Llama's layer."""
+    """Returns {path in a block: function from a Llama layer's arrays to the parameter}."""
     norms = {"query": "self_attn.q_norm", "key": "self_attn.k_norm"} if options.qk_norm else {}
     biased = ("query", "key", "value") if options.qkv_bias else ()
     layers = {
@@ -258,7 +258,7 @@ def blocks(
 ) -> dict:
     """Returns {path: function that reads it}, or lists of functions if blocks are scanned.
 
-    begin: number of their first layer; those before it are the caller's.
+    begin: index of the first layer; the caller converts those before it.
     """
     layers = [
         {
@@ -273,12 +273,12 @@ def blocks(
 
 
 def _sines_first(kernel: np.ndarray) -> np.ndarray:
-    """Swaps the halves of the inputs, of which their cosines come first."""
+    """Swaps the halves of the inputs: the published networks have cosines first."""
     return np.roll(kernel, len(kernel) // 2, axis=0)
 
 
 def padded_rows(table: np.ndarray, rows: int) -> np.ndarray:
-    """Appends rows of zeros, which stand for no symbol."""
+    """Appends rows of zeros, up to `rows` rows; they belong to no symbol."""
     return np.pad(table, ((0, rows - len(table)), (0, 0)))
 
 
@@ -289,7 +289,7 @@ def of_symbols(matrix: np.ndarray, symbols: int, columns: int = 0) -> np.ndarray
 
 
 def nested(found: Mapping[str, Read | list[Read]], put: Put = in_memory) -> Params:
-    """Makes nested dicts of the parameters from paths and functions that read them."""
+    """Creates the nested dicts of parameters from {path: functions that read it}."""
     tree: dict = {}
     for path, layers in found.items():
         *folders, name = path.split("/")

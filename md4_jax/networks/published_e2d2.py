@@ -1,6 +1,6 @@
-"""Parameters of E2D2 as those of `EncoderDecoder`.
+"""Conversion of the parameters of E2D2 to those of `EncoderDecoder`.
 
-See `published`: each function only moves, turns and cuts arrays.
+As in `published`, functions only rename, transpose and slice arrays.
 """
 
 from collections.abc import Mapping
@@ -19,26 +19,26 @@ from md4_jax.networks.published import (
 )
 from md4_jax.protocols import Params
 
-# What the names of the arrays of its two parts begin with.
+# Prefixes of the names of arrays in encoder and decoder.
 ENCODER, DECODER = "backbone.encoder.", "backbone.decoder."
 HEAD = "lm_head.weight"
 
 
 def encoder_of(arrays: Mapping[str, Any]) -> str:
-    """Returns what the names of the encoder's arrays begin with.
+    """Returns the prefix of the names of the encoder's arrays.
 
-    Parts that are one may be stored under the name of the other alone.
+    If encoder and decoder are shared, arrays may be stored under the names of one of them only.
     """
     return ENCODER if f"{ENCODER}model.norm.weight" in arrays else DECODER
 
 
 def tables_of(arrays: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Returns the names of the embedding's matrix and of the heads' of encoder and decoder."""
+    """Returns the names of the embedding matrix and of the heads of encoder and decoder."""
     return f"{encoder_of(arrays)}model.embed_tokens.weight", ENCODER + HEAD, DECODER + HEAD
 
 
 def from_e2d2(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
-    """Converts E2D2 (arXiv:2510.22852), whose two parts are Qwen3s, with the mask last."""
+    """Converts E2D2 (arXiv:2510.22852), with two Qwen3 models; the mask becomes the last row."""
     symbols, encoder, gives = options.vocab_size, encoder_of(arrays), llama_layers(options)
     found = blocks(arrays, f"{encoder}model.layers.{{}}.{{}}", gives, options)
     last = encoder if options.shared_blocks else DECODER

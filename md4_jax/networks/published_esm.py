@@ -1,6 +1,6 @@
-"""Parameters of ESM-2 and DPLM as those of `Esm`.
+"""Conversion of the parameters of ESM-2 and DPLM to those of `Esm`.
 
-See `published`: each function only moves, turns and cuts arrays.
+As in `published`, functions only rename, transpose and slice arrays.
 """
 
 from typing import Any
@@ -34,9 +34,9 @@ FINAL = {"final_norm": "esm.encoder.emb_layer_norm_after", "head_norm": "lm_head
 
 
 def from_esm(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
-    """Converts transformers' EsmForMaskedLM, whose mask is its last entry.
+    """Converts transformers' EsmForMaskedLM, where the mask is the last entry.
 
-    The bias of the mask is left out: no loss and no sampler uses it.
+    The bias of the mask is dropped: no loss and no sampler uses it.
     """
     symbols, gives = options.vocab_size, {}
     for ours, theirs in LINEAR.items():

@@ -1,6 +1,6 @@
-"""Parameters of published networks with layers of experts, LLaDA-MoE and LLaDA2, as ours.
+"""Conversion of the parameters of published mixture-of-experts networks: LLaDA-MoE, LLaDA2.
 
-See `published`: each function only moves, turns and cuts arrays.
+As in `published`, functions only rename, transpose and slice arrays.
 """
 
 from collections.abc import Callable, Mapping
@@ -64,10 +64,9 @@ def _converted(
     table: str,
     shared: str,
 ) -> Params:
-    """Converts what both have alike.
+    """Converts the parameters that both networks have.
 
-    attention: functions that read the parameters of attention. shared: name of the layer that all
-    tokens take.
+    attention: functions that read the parameters of attention. shared: name of the shared expert.
     """
     vectors = {f"{ours}/scale": f"{theirs}.weight" for ours, theirs in NORMS.items()}
     gives = dict(attention) | {x: lambda a, y=y: a(y) for x, y in vectors.items()}

@@ -1,6 +1,6 @@
-"""Parameters of DiffusionGemma as those of `DiffusionGemma`.
+"""Conversion of the parameters of published DiffusionGemma models to those of `DiffusionGemma`.
 
-See `published`: each function only moves, turns and cuts arrays.
+As in `published`, functions only rename, transpose and slice arrays.
 """
 
 from collections.abc import Mapping
@@ -31,18 +31,17 @@ NORMS = {
 
 
 def trunk_of(arrays: Mapping[str, Any]) -> str:
-    """Returns what the names of the layers begin with.
+    """Returns the prefix of the names of the layers.
 
-    Encoder and decoder share them; a checkpoint may hold them under one of two names, or both.
+    Encoder and decoder share layers; a checkpoint may store them under one of two names, or both.
     """
     return DECODER if f"{DECODER}embed_tokens.weight" in arrays else ENCODER
 
 
 def from_diffusion_gemma(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
-    """Converts transformers' DiffusionGemmaForBlockDiffusion, without the part that reads images.
+    """Converts transformers' DiffusionGemmaForBlockDiffusion, without its image encoder.
 
-    Gate and up of the experts lie one below the other in one array. Layers that see all tokens have
-    keys in place of values.
+    Gate and up matrices of the experts are stacked in one array. Global layers use keys as values.
     """
     trunk, width = trunk_of(arrays), options.expert_hidden
     gives = {

@@ -1,6 +1,6 @@
-"""Parameters of GPT-2 and of DiffuGPT as those of `Transformer`.
+"""Conversion of the parameters of GPT-2 and DiffuGPT to those of `Transformer`.
 
-See `published`: each function only moves, turns and cuts arrays.
+As in `published`, functions only rename, transpose and slice arrays.
 """
 
 from collections.abc import Mapping
@@ -20,24 +20,24 @@ from md4_jax.networks.published import (
 from md4_jax.protocols import Params
 
 HEAD = "lm_head.weight"
-# What the names of the blocks begin with: GPT-2 with and without its head, DiffuGPT.
+# Prefixes of the names of the blocks: GPT-2 with and without its head, DiffuGPT.
 PREFIXES = ("transformer.", "", DIFFUSION)
-# Their names -> ours. Query, key and value lie side by side in `c_attn`.
+# Their names -> ours. Query, key and value are concatenated in `c_attn`.
 LAYERS = {"attention/out": "attn.c_proj", "feed_forward/up": "mlp.c_fc"}
 LAYERS |= {"feed_forward/down": "mlp.c_proj"}
 NORMS = {"attention_norm": "ln_1", "feed_forward_norm": "ln_2"}
 
 
 def prefix_of(arrays: Mapping[str, Any]) -> str | None:
-    """Returns what the names of the blocks begin with; None if there are none."""
+    """Returns the prefix of the names of the blocks; None if there are no blocks."""
     found = (prefix for prefix in PREFIXES if f"{prefix}h.0.attn.c_attn.weight" in arrays)
     return next(found, None)
 
 
 def tables_of(arrays: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the names of the embedding's matrix and of the head's, which may be the same.
+    """Returns the names of the embedding matrix and of the head, which may be the same.
 
-    A DiffuGPT whose matrices are tied is stored with one of its two names.
+    A DiffuGPT with tied matrices stores them under one of two names.
     """
     prefix = prefix_of(arrays)
     own = "embed_tokens.weight" if prefix == DIFFUSION else f"{prefix}wte.weight"
@@ -47,7 +47,7 @@ def tables_of(arrays: Mapping[str, Any]) -> tuple[str, str]:
 def from_gpt2(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     """Converts GPT-2 and DiffuGPT (arXiv:2410.17891), with the mask last.
 
-    Their linear layers are stored as [in, out], as ours are.
+    Their linear layers are stored as [in, out], like ours.
     """
     size, symbols, prefix = options.size, options.vocab_size, prefix_of(arrays)
     gives = {}

@@ -1,4 +1,4 @@
-"""Parameters of published networks of images as those of `UNet` and `UViT`, as in published.py."""
+"""Conversion of the parameters of published image networks to those of `UNet` and `UViT`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -53,7 +53,7 @@ def _params(found: Mapping[str, np.ndarray]) -> Params:
 
 
 def _ends(arrays: Arrays, options: Any) -> Found:
-    """Converts what lies before the first block, after the last one, and the condition."""
+    """Converts the layers before the first block, those after the last one, and the condition."""
     yield "embedding", padded_rows(arrays["Embed_0/embedding"], rounded(options.vocab_size + 1))
     for x in ("kernel", "bias"):
         yield f"time/time_in/{x}", arrays[f"CondEmbedding_0/dense0/{x}"]
@@ -65,7 +65,7 @@ def _ends(arrays: Arrays, options: Any) -> Found:
 
 
 def _up_and_down(arrays: Arrays, options: Any, up: int) -> dict[str, np.ndarray]:
-    """Converts the blocks of both ways; `up` is the number of the first one on the way up."""
+    """Converts the down and up blocks; `up` is the index of the first up block."""
     down = [_block(arrays, n, options) for n in range(options.blocks)]
     upwards = [_block(arrays, up + n, options) for n in range(options.blocks + 1)]
     if options.scans:
@@ -91,7 +91,7 @@ def _block(arrays: Arrays, number: int, options: Any) -> dict[str, np.ndarray]:
 
 
 def _norm(arrays: Arrays, path: str, number: int, options: Any) -> Found:
-    """Converts a normalisation, with own parameters or with those that a condition makes."""
+    """Converts a normalisation, with its own parameters or parameters from the condition."""
     if options.adaptive:
         for x in ("kernel", "bias"):
             yield f"modulation/{x}", arrays[f"{path}/CondGroupNorm_{number}/Dense_0/{x}"]
@@ -114,7 +114,7 @@ def _layer(arrays: Arrays, number: int) -> Found:
 
 
 def _stacked(name: str, layers: list[dict], scanned: bool) -> dict[str, np.ndarray]:
-    """Returns the arrays of equal layers by path, with a layer axis in front if scanned."""
+    """Returns the arrays of equal layers by path, with a leading layer axis if scanned."""
     if scanned:
         return {f"{name}/{x}": np.stack([layer[x] for layer in layers]) for x in layers[0]}
     return _paths({f"{name}_{n}": layer for n, layer in enumerate(layers)})

@@ -1,6 +1,6 @@
-"""Parameters of ModernBERT as those of `ModernBert`.
+"""Conversion of the parameters of ModernBERT to those of `ModernBert`.
 
-See `published`: each function only moves, turns and cuts arrays.
+As in `published`, functions only rename, transpose and slice arrays.
 """
 
 from typing import Any
@@ -24,8 +24,8 @@ BIAS = "decoder.bias"
 def from_modernbert(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     """Converts transformers' ModernBertForMaskedLM (arXiv:2412.13663), with the mask last.
 
-    Query, key and value lie one below the other in `Wqkv`, and what GELU is applied to above the
-    other factor in `Wi`. The bias of the mask is left out: no loss and no sampler uses it.
+    Query, key and value are stacked in `Wqkv`. In `Wi` the matrix before GELU comes first, then the
+    matrix of the other factor. The bias of the mask is dropped: no loss and no sampler uses it.
     """
     size, symbols, hidden = options.size, options.vocab_size, options.hidden
     gives = {

@@ -1,7 +1,7 @@
-"""Parameters of SMDM (arXiv:2410.18514) as those of `Transformer`.
+"""Conversion of the parameters of SMDM (arXiv:2410.18514) to those of `Transformer`.
 
-See `published`: each function only moves, turns and cuts arrays. The names are those of lit-gpt, as
-TinyLlama has them.
+As in `published`, functions only rename, transpose and slice arrays. The names are those of lit-gpt
+as used by TinyLlama.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from md4_jax.protocols import Params
 
 TRUNK, HEAD = "transformer.", "lm_head.weight"
 TABLE = f"{TRUNK}wte.weight"
-# The matrix of queries, keys and values side by side.
+# Name of the matrix of concatenated queries, keys and values.
 FUSED = "attn.attn.weight"
 LAYERS = {
     "attention/out": "attn.proj", "feed_forward/gate": "mlp.swiglu.w1",
@@ -32,8 +32,8 @@ NORMS = {"attention_norm": "norm_1", "feed_forward_norm": "norm_2"}
 def from_smdm(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     """Converts SMDM's diffusion and causal models, with the mask last.
 
-    The rows of `FUSED` are those of each group in turn: of its heads of queries, of its key, of its
-    value.
+    The rows of `FUSED` are ordered by group: query heads, key and value of the first group, then
+    those of the next.
     """
     groups, each = options.kv_heads or options.heads, options.attention_size
     symbols = options.vocab_size

@@ -15,8 +15,8 @@ from md4_jax.networks.linear import Linear
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
-# What the backward pass of a block reuses, by network.remat. It computes normalisation again, which
-# takes no product: the memory of a block is then that of its input and of two convolutions.
+# What the backward pass of a block reuses, by network.remat. It recomputes normalisations, which
+# need no matrix products, so a block stores only its input and the results of two convolutions.
 REMAT = {
     "none": jax.checkpoint_policies.save_only_these_names("convolved", "kept"),
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -24,13 +24,13 @@ REMAT = {
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions, each after normalisation and swish, added to their input.
+    """Residual block of two convolutions, each after normalisation and swish.
 
-    size  channels of the result
+    size  number of channels of the result
 
-    The condition shifts the result of the first convolution, or with options.adaptive it makes
-    gain and bias of both normalisations. A skip is appended to the channels of the input. keys [B]
-    are for dropout before the second convolution. Returns (x, x), as a scan takes it.
+    The condition shifts the result of the first convolution; with options.adaptive it determines
+    gain and bias of both normalisations instead. A skip is concatenated to the channels of the
+    input. keys [B] are for dropout before the second convolution. Returns (x, x), as scans need it.
     """
 
     options: Any
@@ -68,7 +68,7 @@ class ResidualBlock(nn.Module):
 
 
 class PixelAttention(nn.Module):
-    """Self-attention of all pixels with one head, added to its input."""
+    """Residual self-attention over all pixels, with one head."""
 
     options: Any
 
@@ -86,5 +86,5 @@ class PixelAttention(nn.Module):
 
 
 def doubled(x: Array) -> Array:
-    """Repeats each pixel as a square of four."""
+    """Doubles the resolution: repeats each pixel as a 2 x 2 square."""
     return jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)

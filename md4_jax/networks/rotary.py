@@ -1,4 +1,4 @@
-"""Rotary position embeddings, and what else queries take of their positions."""
+"""Rotary position embeddings, and position-dependent scaling of queries."""
 
 import dataclasses
 import functools
@@ -10,30 +10,30 @@ import numpy as np
 
 from md4_jax.protocols import Array, UserError
 
-# Position p turns by p / BASE^(2 i / Dh).
+# Position p rotates pair i of features by p / BASE^(2 i / Dh).
 BASE = 10_000.0
-# What lies between the pairs that become slower and those that stay, and is interpolated.
+# How pairs between those that are slowed down and those that are unchanged are interpolated.
 RAMPS = ("turns", "pairs")
 # Types to which cosines and sines may be rounded.
 ROUNDED = ("float32", "bfloat16")
 
 
 class Turns(NamedTuple):
-    """Angles by which positions turn pairs of features.
+    """Angles by which positions rotate pairs of features.
 
-    base     position p turns pair i of a head by p / base^(2 i / Dh)
-    scaling  () or (factor, low, high, length): pairs that turn fewer than `low` times in `length`
-             positions become `factor` times slower, those that turn more than `high` times stay,
-             and those between are interpolated
-    part     share of a head's features, the first ones, that are turned; the others stay. 0: none
-    ramp     how they are interpolated: linearly in their number of turns (Llama 3.1,
-             arXiv:2407.21783), or from pair to pair between two whole ones (YaRN,
-             arXiv:2309.00071, as in the library transformers)
-    gain     factor of the turned features, of queries and of keys (YaRN)
-    pairs    share of the pairs of these features, the first ones, that turn; the others stay
-             (Gemma's proportional positions)
-    type     to which cosines and sines are rounded
-    half     whether the angle of a position is rounded to float16, as in files of ESM-2
+    base     position p rotates pair i of a head by p / base^(2 i / Dh)
+    scaling  () or (factor, low, high, length): pairs with fewer than `low` rotations in `length`
+             positions become `factor` times slower, those with more than `high` are unchanged, and
+             those between are interpolated
+    part     fraction of a head's features, the first ones, that are rotated; 0: none
+    ramp     interpolation: linear in the number of rotations (Llama 3.1, arXiv:2407.21783), or in
+             the index of the pair between two integers (YaRN, arXiv:2309.00071, as in the
+             transformers library)
+    gain     factor of the rotated features, of queries and of keys (YaRN)
+    pairs    fraction of the pairs of these features, the first ones, that are rotated (Gemma's
+             proportional positions)
+    type     type to which cosines and sines are rounded
+    half     whether angles are rounded to float16, as in files of ESM-2
     """
 
     base: float = BASE
@@ -46,7 +46,7 @@ class Turns(NamedTuple):
     half: bool = False
 
     def frequency(self, size: int) -> np.ndarray:
-        """Returns the angle that each pair of `size` features turns by a position: [size / 2]."""
+        """Returns the angle per position of each pair of `size` features: [size / 2]."""
         plain = self.base ** (-np.arange(0, size, 2) / size)
         if self.half:
             plain = plain.astype(np.float16).astype(np.float64)
@@ -62,10 +62,10 @@ class Turns(NamedTuple):
         return plain * (kept + (1.0 - kept) / factor)
 
     def _kept_pairs(self, size: int) -> np.ndarray:
-        """Returns the share of each pair's frequency that stays, by YaRN: [size / 2].
+        """Returns YaRN's weight of each pair's unscaled frequency: [size / 2].
 
-        It falls from 1 at the last pair that turns at least `high` times in `length` positions to 0
-        at the first one that turns at most `low` times.
+        It falls from 1 at the last pair with at least `high` rotations in `length` positions to 0
+        at the first one with at most `low` rotations.
         """
         _, low, high, length = self.scaling
 
@@ -73,7 +73,7 @@ class Turns(NamedTuple):
             return size * math.log(length / (2 * math.pi * turns)) / (2 * math.log(self.base))
 
         first, last = max(math.floor(pair(high)), 0), min(math.ceil(pair(low)), size - 1)
-        # One step, for a ramp without a width.
+        # A single step, if the ramp has no width.
         width = last - first or 0.001
         return 1.0 - np.clip((np.arange(size // 2) - first) / width, 0.0, 1.0)
 
@@ -82,7 +82,7 @@ class Turns(NamedTuple):
 def _angles(sides: tuple[int, ...], size: int, turns: Turns) -> np.ndarray:
     """Computes cos and sin of position times frequency in float64: float32 [2, L, Dh / 2].
 
-    Positions are those of a grid with these sides, row by row; each side has an equal part of Dh.
+    Positions are those of a grid with these sides, row by row; each axis has an equal part of Dh.
     """
     each = size // len(sides)
     frequency = turns.frequency(each)
@@ -106,8 +106,8 @@ def rotate(
     """Applies rotary position embeddings (arXiv:2104.09864) to the two halves, in float32.
 
     turns  base and scaling of the angles
-    index  int32 [B, P], the positions, all below `length`, if they are not 0, 1, ...
-    grid   (rows, columns) of positions that are numbered row by row; (): a line
+    index  int32 [B, P], the positions, all below `length`; None: 0, 1, ...
+    grid   (rows, columns) of two-dimensional positions, numbered row by row; (): one dimension
     """
     if not turns.part:
         return x_BxLxHxDh
@@ -125,9 +125,9 @@ def rotate(
 
 
 def turned(x_BxLxHxDh: Array, places: Array, turns: Turns) -> Array:
-    """Applies rotary position embeddings at any places, int32 [B or 1, L], in float32.
+    """Applies rotary position embeddings at arbitrary positions, int32 [B or 1, L], in float32.
 
-    It is `rotate` for positions without a bound. Their angles are rounded to float32.
+    It is `rotate` for unbounded positions. Angles are rounded to float32.
     """
     angles = places[..., None] * turns.frequency(x_BxLxHxDh.shape[-1]).astype(np.float32)
     cos, sin = (f(angles)[:, :, None] for f in (jnp.cos, jnp.sin))
@@ -139,7 +139,7 @@ def turned(x_BxLxHxDh: Array, places: Array, turns: Turns) -> Array:
 def grown(query_BxPxHxDh: Array, places: Array, scaling: tuple[float, float]) -> Array:
     """Multiplies queries at position p by 1 + beta log(1 + floor(p / length)) (Llama 4).
 
-    places   int32 [P] or [B, P], the positions of the queries in their texts
+    places   int32 [P] or [B, P], positions of the queries in their texts
     scaling  (beta, length)
     """
     beta, length = scaling
@@ -149,13 +149,13 @@ def grown(query_BxPxHxDh: Array, places: Array, scaling: tuple[float, float]) ->
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Positions:
-    """Options of a network: how attention takes account of positions.
+    """Options of a network for positions in attention.
 
-    rotary_base     position p turns pair i of a head's features by p / base^(2 i / Dh)
+    rotary_base     position p rotates pair i of a head's features by p / base^(2 i / Dh)
     rotary_scaling  (factor, low, high, length) of `Turns`, as in Llama 3.1; (): none
-    rotary_part     share of a head's features that positions turn
-    rotary_ramp     turns (Llama 3.1) or pairs (YaRN): which pairs are slowed down in part
-    rotary_gain     factor of turned features (YaRN)
+    rotary_part     fraction of a head's features that are rotated
+    rotary_ramp     turns (Llama 3.1) or pairs (YaRN): interpolation between pairs; see `Turns`
+    rotary_gain     factor of rotated features (YaRN)
     rotary_type     type to which cosines and sines are rounded: float32, or bfloat16, as in the
                     code of TinyLlama and SMDM (arXiv:2410.18514)
     query_scaling   (beta, length) of `grown`, as in Llama 4; (): none
@@ -179,7 +179,7 @@ class Positions:
 
 
 def check_rotary(o: Any) -> None:
-    """Raises UserError for keys of a network by which no position can turn features."""
+    """Raises UserError for rotary options that are out of range or do not fit the head size."""
     if o.rotary_gain <= 0:
         raise UserError(f"network.rotary_gain={o.rotary_gain} must be above 0")
     if o.rotary_ramp == "pairs" and o.rotary_base <= 1:

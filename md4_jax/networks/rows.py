@@ -1,4 +1,4 @@
-"""Rows of tables of counts: in which one to count a token, and in which ones to look it up."""
+"""Rows of tables of counts: where to count a token, and where to look it up."""
 
 import abc
 import dataclasses
@@ -15,21 +15,21 @@ from md4_jax.networks.evidence import Evidence
 from md4_jax.networks.neighbours import Neighbourhood
 from md4_jax.protocols import Array, UserError
 
-# So that every count has a code.
+# Limit for which every count has a code.
 MOST_TOKENS = codes.LARGEST
-# So that an int32 can be the number of a row.
+# Limit for which int32 can index the rows.
 MOST_ROWS = 2**31 - 1
-# Name of the context of a batch that holds the tokens to look up without their own count.
+# Name in a batch's context of the tokens that are looked up without their own count.
 COUNTED = "counted"
 MULTIPLIER = 0x9E3779B1
 
 
 class Bound(NamedTuple):
-    """Tables with a state, as a network reads them.
+    """Tables bound to a state, for use by a network.
 
-    evidence  (z, segments, own) -> what they know of each position
-    first     logits of all symbols before any neighbour is seen, [V], which are added to those of
-              the network; None: zeros
+    evidence  (z, segments, own) -> evidence for each position
+    first     logits of all symbols without any neighbour, [V], which are added to those of the
+              network; None: zeros
     """
 
     evidence: Callable[..., Evidence]
@@ -38,15 +38,16 @@ class Bound(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rows(abc.ABC):
-    """Rows of the tables of a vocabulary, of which `Tables` and `Lists` hold the counts.
+    """Base class of `Tables` and `Lists`: computes the row for each set of neighbours.
 
-    A state of theirs has 'sequences' among its arrays: of how many sequences the counts are, the
+    Their states contain the array 'sequences': the number of sequences that have been counted, the
     first ones of the training data.
 
     vocab_size  V; the mask is V
-    size        most counts of a table. Neighbours that have no more combinations than rows have a
-                row each; those of larger sets are hashed and may share one
-    tokens      most tokens of the training text that are counted
+    size        largest number of counts of a table. If a set of neighbours has no more combinations
+                than rows, each combination has its own row; otherwise rows are hashed and may
+                collide
+    tokens      largest number of tokens of the training text that are counted
     """
 
     neighbourhood: ClassVar[Neighbourhood]
@@ -76,32 +77,32 @@ class Rows(abc.ABC):
     @property
     @abc.abstractmethod
     def width(self) -> int:
-        """Counts of a row."""
+        """Number of counts of a row."""
 
     @property
     def rows(self) -> int:
-        """Most rows of a table."""
+        """Largest number of rows of a table."""
         return self.size // self.width
 
     def _combinations(self, chosen: int) -> int:
-        """Returns how many different symbols a set of neighbours may have."""
+        """Returns the number of combinations of symbols that a set of neighbours may have."""
         return (self.vocab_size + 1) ** chosen.bit_count()
 
     @functools.cached_property
     def sizes(self) -> list[int]:
-        """Rows of each table."""
+        """Number of rows of each table."""
         return [min(self.rows, self._combinations(chosen)) for chosen in self.neighbourhood.sets]
 
     @functools.cached_property
     def _numbered(self) -> int:
-        """Number of the tables in which each combination has its own row; they come first."""
+        """Number of tables in which each combination has its own row; they come first."""
         return sum(self._combinations(chosen) <= self.rows for chosen in self.neighbourhood.sets)
 
     @functools.cached_property
     def _factors(self) -> np.ndarray:
-        """Factors of the symbols in the number of a combination: uint32 [S, neighbours].
+        """Factors of the symbols in the index of a combination: uint32 [S, neighbours].
 
-        They are the powers of V + 1, or odd random numbers in a table that is hashed.
+        They are powers of V + 1, or odd random numbers for hashed tables.
         """
         random = np.random.default_rng(0)
         factors = np.zeros((len(self.sizes), len(self.neighbourhood.offsets)), np.uint32)
@@ -116,13 +117,13 @@ class Rows(abc.ABC):
 
     @functools.cached_property
     def _firsts(self) -> np.ndarray:
-        """First row of each table among those of all tables."""
+        """Index of the first row of each table in the concatenation of all tables."""
         return np.cumsum([0, *self.sizes[:-1]], dtype=np.int32)
 
     def _neighbours(self, z: Array, segments: Array | None, offsets: Array) -> list[Array]:
         """Returns the neighbours of each position at these offsets, each [B, L].
 
-        Beyond the ends of the text, or of its segment, stands V; -1 stands for a mask.
+        V stands for positions outside the text or segment, and -1 for a mask.
         """
         z = jnp.where(z == self.vocab_size, -1, z)
         reach = self.neighbourhood.reach
@@ -133,7 +134,7 @@ class Rows(abc.ABC):
         return [jnp.where(*pair, self.vocab_size) for pair in zip(same, found, strict=True)]
 
     def _rows(self, numbers: Array, tables: Array) -> Array:
-        """Turns numbers of combinations into rows of their tables."""
+        """Maps indices of combinations to rows of their tables."""
         mixed = (numbers ^ (numbers >> 16)) * jnp.uint32(MULTIPLIER)
         hashed = (mixed ^ (mixed >> 16)) % jnp.uint32(self.rows)
         return jnp.where(tables < self._numbered, numbers, hashed).astype(jnp.int32)
@@ -149,7 +150,7 @@ class Rows(abc.ABC):
         return self._rows(numbers, tables) + jnp.asarray(self._firsts)[tables]
 
     def counted_in(self, table: Array, tokens: Array, segments: Array | None = None) -> Array:
-        """Returns the row of its own in which a table counts each position: int32 [B, L]."""
+        """Returns the row, within a table, that counts each position: int32 [B, L]."""
         offsets, factors = (jnp.asarray(x)[table] for x in self._members)
         symbols = self._neighbours(tokens, segments, offsets)
         numbers = sum(f * x.astype(jnp.uint32) for f, x in zip(factors, symbols, strict=True))
@@ -159,7 +160,7 @@ class Rows(abc.ABC):
     def _members(self) -> tuple[np.ndarray, np.ndarray]:
         """Offsets of the neighbours in each set and their factors: [S, size of the largest set].
 
-        Smaller sets have the factor 0 in the rest.
+        Smaller sets are padded with the factor 0.
         """
         most = max(chosen.bit_count() for chosen in self.neighbourhood.sets)
         order = np.argsort(self._factors == 0, axis=1, kind="stable")[:, :most]
@@ -168,6 +169,6 @@ class Rows(abc.ABC):
 
 
 def _shifted(x: Array, offset: Array, reach: int, outside: int) -> Array:
-    """Returns x[n + offset] at position n, and `outside` beyond the ends, at most reach away."""
+    """Returns x[n + offset] at position n, `outside` beyond the ends; |offset| <= reach."""
     padded = jnp.pad(x, ((0, 0), (reach, reach)), constant_values=outside)
     return jax.lax.dynamic_slice_in_dim(padded, reach + offset, x.shape[1], axis=1)

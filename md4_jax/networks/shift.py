@@ -1,4 +1,4 @@
-"""Features one position to the right, for networks whose logits predict the next token."""
+"""Shift of features one position to the right, for networks that predict the next token."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ EXCLUDED = {
 
 
 def check_shifted(options: Any) -> None:
-    """Raises UserError for options that do not go together with `network.shifted`."""
+    """Raises UserError for options that `network.shifted` does not support."""
     for key, why in EXCLUDED.items():
         if options.shifted and getattr(options, key):
             raise UserError(
@@ -26,7 +26,7 @@ def check_shifted(options: Any) -> None:
 
 
 def check_context(options: Any) -> None:
-    """Raises UserError for options that do not go together with `network.causal_context`."""
+    """Raises UserError for options that `network.causal_context` does not support."""
     for key in ("causal", "local_width", "tables", "gaps"):
         if options.causal_context and getattr(options, key):
             raise UserError(
@@ -38,9 +38,9 @@ def check_context(options: Any) -> None:
 def shifted_features(
     features: Callable[..., Array], segments: Array | None, index: Array | None
 ) -> Array:
-    """Returns at each position the features of the one before it, h [B, L, D] or [B, P, D].
+    """Returns for each position the features of the previous one, h [B, L, D] or [B, P, D].
 
-    The first position of a sequence, and of each of its segments, keeps its own.
+    The first position of a sequence, and of each of its segments, has its own features.
 
     features  (index=) -> h of all positions or of index
     segments  int32 [B, L] or None
@@ -53,11 +53,11 @@ def shifted_features(
 
 
 def shifted_halves(h: Array, block: int, segments: Array | None) -> Array:
-    """Returns h [B, L, D] of the noisy half of [noisy, clean], one position to the right.
+    """Shifts h of the noisy half of [noisy, clean] one position to the right: [B, L, D].
 
-    The first position of a block takes its features from the end of the clean block before it, all
-    others from their noisy neighbour: what a block is drawn from depends on nothing but the block
-    and the clean ones before it.
+    The first position of a block has the features of the last position of the previous clean block.
+    The others have those of their left neighbour in the noisy block. So the distribution of a block
+    depends only on the block itself and on the clean blocks before it.
 
     h  [B, 2 L, D] of both halves, with blocks of `block` positions
     """
@@ -67,11 +67,11 @@ def shifted_halves(h: Array, block: int, segments: Array | None) -> Array:
 
 
 def shifted_blocks(blocks: Blockwise, segments: Array | None) -> Blockwise:
-    """Returns the functions of a network with a cache, with features one position to the right.
+    """Returns the functions of a network with a cache, with features shifted to the right.
 
-    A cache of earlier blocks also keeps the features of their last token. A cache of a whole text
-    also keeps its tokens: a window is read together with the token before it. `features` are moved
-    already.
+    A cache of earlier blocks also stores the features of their last token. A cache of a whole text
+    also stores its tokens, because a window is read together with the token before it. `features`
+    of `blocks` must be shifted already.
     """
     own = remembering(blocks)
 
@@ -103,9 +103,9 @@ def shifted_blocks(blocks: Blockwise, segments: Array | None) -> Blockwise:
 
 
 def remembering(blocks: Blockwise) -> Blockwise:
-    """Returns the functions with a cache that also keeps the features of its last token, [B, D].
+    """Returns the functions with a cache that also stores the features of its last token, [B, D].
 
-    They are those from which `following` predicts the token that comes next.
+    `following` predicts the next token from these features.
     """
 
     def empty_cache(rows: int, window: int) -> tuple[Any, Array]:
@@ -136,7 +136,7 @@ def remembering(blocks: Blockwise) -> Blockwise:
 
 
 def _moved(h: Array, before: Array, segments: Array | None) -> Array:
-    """Returns `before` [B, L, D] one position to the right; segments begin with their own h."""
+    """Shifts `before` [B, L, D] to the right; the first position of a segment has its own h."""
     moved = jnp.concatenate([h[:, :1], before[:, :-1]], axis=1)
     if segments is None:
         return moved

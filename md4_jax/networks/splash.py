@@ -1,4 +1,4 @@
-"""Attention on TPUs by JAX's Pallas kernel, which keeps no [L, L] array in memory."""
+"""Attention on TPUs with JAX's Pallas kernel, which stores no [L, L] array."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ LARGEST_TILE = 512
 
 
 def fits(length: int) -> bool:
-    """Returns whether the kernel can be used for this length, each device for its own part."""
+    """Returns whether the kernel supports this length, split over the devices."""
     return length % (TILE * token_groups()[1]) == 0
 
 
@@ -31,8 +31,8 @@ def fits(length: int) -> bool:
 class BlockDiffusionMask(masks.Mask):
     """Mask of `blocks.block_diffusion_attention`, of 2 length positions.
 
-    The first `asks` positions are queries. The kernel is made from the mask tile by tile, of which
-    there are (2 length / tile)^2, and skips tiles without an entry.
+    The first `asks` positions are queries. The kernel evaluates the mask for each of the
+    (2 length / tile)^2 tiles, and skips empty tiles.
     """
 
     length: int
@@ -53,7 +53,7 @@ class BlockDiffusionMask(masks.Mask):
         return halves_seen(query, key, length=self.length, block=self.block, causal=self.causal)
 
     def _alike(self, query: tuple[int, int, int], key: tuple[int, int, int]) -> bool | None:
-        """Returns what all entries of a tile are, from its corners; None if it may have both.
+        """Returns the common value of all entries of a tile; None if they may differ.
 
         query, key  (start, stop, step) of its rows and columns
         """
@@ -63,7 +63,7 @@ class BlockDiffusionMask(masks.Mask):
         other_half, most = divmod(key[1] - 1, self.length)
         if (of_clean, is_clean, 1, 1) != (half, other_half, query[2], key[2]):
             return None
-        # Of the groups of positions that see each other, the first and last of each range.
+        # First and last block of each range; positions of a block have equal masks.
         group = 1 if self.causal and of_clean else self.block
         first, last, least, most = first // group, last // group, least // group, most // group
         if is_clean:  # those before a noisy group, and those up to a clean one
@@ -75,7 +75,7 @@ class BlockDiffusionMask(masks.Mask):
 
 
 class CausalMask(masks.CausalMask):
-    """Mask of JAX, of which only the tiles on the diagonal are computed."""
+    """JAX's causal mask, evaluated only for the tiles on the diagonal."""
 
     def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
         query, key = (part.indices(n) for part, n in zip(index, self.shape, strict=True))
@@ -105,8 +105,8 @@ def splash(
 ) -> Array:
     """Computes softmax(q k^T / sqrt(Dh)) v, on each device for its own queries and heads.
 
-    block > 0: the arrays hold a noisy and a clean half, with `BlockDiffusionMask`; queries may be
-    the noisy half alone, and causal is for the clean half.
+    block > 0: the arrays have a noisy and a clean half, with `BlockDiffusionMask`; queries may be
+    the noisy half alone, and causal applies to the clean half.
     """
     asks, heads, length = *query_BxLxHxDh.shape[1:3], key_BxLxHxDh.shape[1]
     asking = None if segments is None else segments[:, :asks]
@@ -121,12 +121,12 @@ def splash(
     attention = form(asks, length, heads // tensor, parts=parts)
     positions = P(BATCH_AXES, CONTEXT, "tensor", None)
     of_segments = (None, None) if segments is None else (P(BATCH_AXES, CONTEXT), P(BATCH_AXES))
-    # Each device has the rows of the mask that its queries need. Without a mask all are alike.
+    # Each device has the rows of the mask for its queries. Without a mask all devices are alike.
     rows = CONTEXT if causal or block else None
     of_mask = attention.manual_sharding_spec(NamedSharding(mesh, P(None, rows)))
     specs = of_mask, positions, positions, positions, *of_segments
     local = functools.partial(_local, gathered=parts > 1)
-    # The kernel does not declare over which axes its results vary, so the check is off.
+    # The kernel does not declare over which axes its results vary, so check_vma is off.
     split = jax.shard_map(local, in_specs=specs, out_specs=positions, check_vma=False)
     return split(attention, query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, asking, segments)
 
@@ -141,9 +141,9 @@ def kernel_of(
     parts: int = 1,
     interpret: bool = False,
 ):
-    """Makes the kernel for queries [H, asks, Dh], in parts, and keys [H, length, Dh]."""
+    """Makes the kernel for queries [H, asks, Dh], split in parts, and keys [H, length, Dh]."""
     if block:
-        # At most a quarter of a half, since larger tiles compute more masked entries.
+        # At most a quarter of a half, since larger tiles have more masked entries.
         half = length // 2
         tile = _tile(half // parts, max(TILE, min(LARGEST_TILE, half // 4)))
         one = BlockDiffusionMask(half, block, asks, causal)
@@ -151,7 +151,7 @@ def kernel_of(
         tile = _tile(length // parts, LARGEST_TILE)
         one = CausalMask((length, length))
         if not causal:
-            # JAX 0.10 cannot split a mask without a masked entry.
+            # JAX 0.10 cannot split a mask in which no entry is masked.
             one, parts = masks.FullMask((asks // parts, length)), 1
     tiles = kernel.BlockSizes(
         block_q=tile, block_kv=tile, block_kv_compute=tile,
@@ -180,9 +180,9 @@ def _local(
     *,
     gathered: bool = False,
 ) -> Array:
-    """Computes attention of queries, whose segments are `asking`, to keys, whose are `known`.
+    """Computes attention; segments are `asking` for the queries and `known` for the keys.
 
-    gathered: keys and values are a part of theirs, and gathered from the devices of `context`.
+    gathered: keys and values are split over the devices of `context` and must be gathered.
     """
     if gathered:
         key, value = (_all_positions(x) for x in (key, value))
@@ -199,9 +199,9 @@ def _local(
 
 
 def _all_positions(x_BxLxHxDh: Array) -> Array:
-    """Gathers the positions that the devices of `context` have."""
+    """Gathers the positions that are split over the devices of `context`."""
     batch, length, heads, size = x_BxLxHxDh.shape
-    # Features of all heads side by side: of others XLA sums gradients whole on each device.
+    # Features of all heads are one axis: otherwise XLA sums whole gradients on each device.
     x_BxLxF = x_BxLxHxDh.reshape(batch, length, heads * size)
     found = jax.lax.all_gather(x_BxLxF, CONTEXT, axis=1, tiled=True)
     return found.reshape(batch, -1, heads, size)

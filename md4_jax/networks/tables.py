@@ -1,14 +1,14 @@
-"""Tables of counts: which token stood between these neighbours, in the training text.
+"""Tables of counts: how often each token occurs between given neighbours in the training text.
 
-A network learns slowly what counts know at once. A table belongs to a set of neighbours, say the
-two to the left and the one to the right of a token. It has a row for each combination of symbols
-that these may have, and the row holds how often each token stood there. Before the first step of
-training all tables count the training text, each token once (`training/counting.py`). A masked
-token is looked up in those tables whose neighbours are visible. `mixture.py` weighs what they say
-and adds it to the logits of the network.
+Counts give at once what a network learns slowly. A table belongs to a set of neighbours, such as
+the two to the left and the one to the right of a token. It has a row for each combination of their
+symbols, with the number of times that each token occurred there. Before the first training step all
+tables count the training text, each token once (`training/counting.py`). A masked token is looked
+up in the tables for its visible neighbours. `mixture.py` combines their estimates with learned
+weights and adds them to the logits of the network.
 
-In training a token is looked up without its own count (leave one out). Else the network would
-learn to trust tables that remember the text, and would do worse on any other.
+In training a token is looked up without its own count (leave-one-out). Otherwise the network would
+learn to trust tables that memorise the training text, and would generalise worse.
 """
 
 import functools
@@ -28,12 +28,12 @@ from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, constrain, on_one_devi
 
 # Larger vocabularies have `Lists`.
 LARGEST_VOCABULARY = 1024
-# What a row is given before it has counted anything, spread over all tokens.
+# Total pseudo-count of a row, spread over all tokens.
 PRIOR = 0.5
 
 
 class Tables(Rows):
-    """Tables of a small vocabulary, whose rows have a count for each symbol.
+    """Tables for a small vocabulary, with a count for each symbol in each row.
 
     A state is {'counts', 'sequences'}; counts are the rows of all tables, one table after another,
     uint8 [rows, V] in the codes of `codes.py`.
@@ -45,18 +45,18 @@ class Tables(Rows):
 
     @property
     def width(self) -> int:
-        """Counts of a row."""
+        """Number of counts of a row."""
         return self.vocab_size
 
     def init(self) -> dict[str, Array]:
-        """Returns tables that have counted nothing: they change no logits."""
+        """Returns empty tables, which do not change the logits."""
         return {
             "counts": jnp.zeros((sum(self.sizes), self.vocab_size), jnp.uint8),
             "sequences": jnp.zeros((), jnp.int32),
         }
 
     def announced(self, state: Mapping[str, Array], batch: Batch) -> Batch:
-        """Returns a batch of training whose context tells which tokens have been counted."""
+        """Adds to the context of a training batch which of its tokens have been counted."""
         if batch.number is None:
             return batch
         counted = batch.loss_mask & (batch.number < state["sequences"])[:, None]
@@ -70,9 +70,9 @@ class Tables(Rows):
         segments: Array | None = None,
         own: Array | None = None,
     ) -> Evidence:
-        """Returns what the tables know of each position.
+        """Looks up each position in the tables.
 
-        own: tokens [B, L] whose own count is taken away, -1 where none is.
+        own: tokens [B, L] whose own count is subtracted; -1: none is.
         """
         found = self.looked_up(z, segments)
         counts = codes.decoded(state["counts"][found])
@@ -89,41 +89,41 @@ class Tables(Rows):
         return Bound(functools.partial(self.evidence, state))
 
     def nothing(self, z: Array) -> Evidence:
-        """Returns the evidence of tables that have counted nothing, for z [B, L]."""
+        """Returns the evidence of empty tables, for z [B, L]."""
         counted = jnp.zeros((*z.shape, self.neighbourhood.lookups))
         zeros = jnp.zeros((*counted.shape, self.vocab_size))
         return Evidence(zeros, zeros, counted)
 
     def counter(self) -> Callable[[dict[str, Array], Batch, int], dict[str, Array]]:
-        """Returns the compiled `with_table`, which takes the place of the state it is given."""
+        """Returns the compiled `with_table`; the buffers of the state are donated."""
         return jax.jit(self.with_table, donate_argnums=0)
 
     def carried(self, added: Array, evidence: Evidence) -> Array:
-        """Returns what `added` needs of each position, which adds [..., V] to the logits."""
+        """Returns the input of `added` for each position: the terms to add, [..., V]."""
         del evidence
         return added
 
     def added(self, logits: Array, carried: Array) -> Array:
-        """Returns logits [..., V] with what was carried added to them."""
+        """Returns logits [..., V] with the carried terms added."""
         return logits + carried
 
     def with_table(self, state: Mapping[str, Array], text: Batch, table: Array) -> dict[str, Array]:
-        """Returns the tables with one of them counting a text anew; `sequences` stays.
+        """Returns the tables with one of them recounted; `sequences` does not change.
 
         text: the whole text to count, sequences in batches of B: arrays [B, N, L] of N batches.
         """
         found = codes.coded(self._counted_everywhere(text, jnp.int32(table)))
         at = jnp.asarray(self._firsts)[table], 0
-        # The block is as long as the largest table: what follows a smaller one stays.
+        # The block is as long as the largest table; rows after a smaller one are not changed.
         before = jax.lax.dynamic_slice(state["counts"], at, found.shape)
         own = jnp.arange(len(found))[:, None] < jnp.asarray(self.sizes)[table]
         block = jnp.where(own, found, before)
-        # Every device holds all of them; else XLA would choose for itself how to split them.
+        # Replicated on all devices; otherwise XLA would choose how to split the tables.
         counts = jax.lax.dynamic_update_slice(state["counts"], block, at)
         return {**state, "counts": constrain(counts, None, None)}
 
     def _counted_everywhere(self, text: Batch, table: Array) -> Array:
-        """Returns `_counted` of the sequences on all devices."""
+        """Returns the sum of `_counted` over the sequences of all devices."""
         if on_one_device():
             return self._counted(text, table)
 
@@ -136,9 +136,9 @@ class Tables(Rows):
     def _counted(self, text: Batch, table: Array) -> Array:
         """Returns the counts of one table: int32 [rows of the largest table, V].
 
-        The whole text goes into one table after another, whose rows then stay in the processor's
-        cache: 0.036 s a table of text8's 9 million letters (two cores of an AMD EPYC), and 0.09
-        where all tables counted one batch after another.
+        Each table counts the whole text before the next one does, so that its rows stay in the
+        processor's cache: 0.036 s per table for text8's 9 million letters (two cores of an AMD
+        EPYC), and 0.09 s if all tables count batch by batch.
         """
 
         def add(counts: Array, batch: Batch) -> tuple[Array, None]:

@@ -1,4 +1,4 @@
-"""Transformer: bidirectional as in MD4 or causal, with or without time."""
+"""Transformer: bidirectional as in MD4 or causal, with or without time conditioning."""
 
 import dataclasses
 from typing import ClassVar
@@ -57,72 +57,72 @@ class Transformer(Positions):
                        64, or 4 size without gates
     feed_forward       swiglu, gated by silu; glu, gated by a sigmoid, which is then the activation
                        of the condition too; geglu, gated by GELU; gelu, two layers with biases;
-                       gelu_exact, the same without the approximation of GELU by tanh
-    kv_heads           heads of keys and values, each for several heads of queries; 0: as many
+                       gelu_exact, the same without the tanh approximation of GELU
+    kv_heads           heads of keys and values, for grouped-query attention; 0: same as heads
     head_dim           features of a head; 0: size / heads
-    qkv_bias, out_bias  give queries, keys and values a bias, and the output of attention
-    positions          positions with a vector of their own, which is learned and added to that of
-                       the token, in place of rotary ones: no text may be longer; 0: rotary
-    shifted            takes the logits of a position from the features of the position before it,
-                       as models do that were made of autoregressive ones (Dream, arXiv:2508.15487)
+    qkv_bias, out_bias  whether queries, keys and values have a bias, and attention's output
+    positions          number of learned position embeddings, used instead of rotary positions; it
+                       is the largest length of a text. 0: rotary positions
+    shifted            computes the logits of a position from the features of the previous one, as
+                       in models adapted from autoregressive ones (Dream, arXiv:2508.15487)
     embedding          width of the token vectors, before a linear layer to size; 0: size
-    condition          width of the condition made of time and class; 0: size
+    condition          width of the vector of time and class that conditions layers; 0: size
     condition_activation  applied to the sum of the vectors of time and class, or to each of the
                        two before they are added, as in UDLM's code (arXiv:2412.10193)
     time_embedding     plain; md4, with a first layer of four times the width; dit, with 256
                        sinusoids of the time itself
-    time_conditioning  feeds t by adaLN-zero; without it the network is time-free
+    time_conditioning  conditions layers on t by adaLN-zero; False: no time input
     products           operands of linear layers and attention, with float32 sums: float32, on
                        TPUs and GPUs as XLA rounds them; bfloat16; or auto, bfloat16 on CPUs
                        that have instructions for it
     scan_blocks        compiles one block for all depths; unrolled blocks are faster on CPUs
-    remat              what the backward pass computes again to save memory: nothing (none), all
-                       but matrix products (dots), or whole blocks (full)
-    causal             a position sees nothing to its right
-    causal_context     in block diffusion a clean token, which later blocks see, sees nothing to its
-                       right either (Nemotron-Labs-Diffusion, arXiv:2607.05722)
+    remat              what the backward pass recomputes to save memory: nothing (none), all but
+                       matrix products (dots), or whole blocks (full)
+    causal             causal attention: a position sees nothing to its right
+    causal_context     in block diffusion, causal attention among clean tokens
+                       (Nemotron-Labs-Diffusion, arXiv:2607.05722)
     output             categorical, a logit for each symbol, or for ordered symbols
                        truncated_logistic, a location and a scale
     attention          kernel: plain, splash (TPU), cudnn (NVIDIA), or auto, the platform's best
-    classes            number of class labels, fed by adaLN like the time
+    classes            number of class labels, which condition layers like the time
     norm               rms, or layer, which also subtracts the mean
     norm_parameters    auto, a gain if there is no condition; scale, a gain; affine, gain and bias
     head_bias, tied    bias of the head; whether its matrix is that of the embedding
     initial            initial values: lecun; depth_scaled, with a variance of 2 / (depth in) in
                        feed-forward layers; torch, PyTorch's uniform ones
-    dropout            share of entries of both branches of a block that training drops
+    dropout            dropout rate of both branches of a block
     dropout_shared     drops the same features at all positions of a sequence
     attention_dropout, embedding_dropout  the same for softmax weights and embedded tokens
     label_dropout      probability of hiding a training sequence's label, so that the network
                        also learns without it
-    tables             most counts of each of the tables of `Tables`; 0: none
-    tables_tokens      most tokens of the training text that they count, before the first step
+    tables             largest number of counts of each table of `Tables`; 0: no tables
+    tables_tokens      largest number of tokens of the training text to count before the first step
     tables_hidden      units of the network that corrects their sum for each symbol; 0: none
-    experts            number of gated layers in place of each feed-forward layer, of which a
-                       token takes `experts_per_token` (`experts.Experts`); 0: a plain layer
+    experts            number of experts in each feed-forward layer; each token uses
+                       `experts_per_token` of them (`experts.Experts`); 0: a dense layer
     expert_hidden      width of an expert; 0: hidden
-    shared_hidden      width of a layer that all tokens take besides; 0: none
-    dense_layers       first blocks, whose feed-forward layer is a plain one of width `hidden`
+    shared_hidden      width of a shared expert, which all tokens use; 0: none
+    dense_layers       number of first blocks with a dense feed-forward layer of width `hidden`
     router, router_normalised, router_scale, router_bias, router_groups, router_groups_taken  how
-                       experts are chosen and weighed (`experts.Router`)
+                       experts are chosen and weighted (`experts.Router`)
     balance, router_z  weights of `experts.imbalance` and of `experts.size_of_logits` in the
                        gradient of nats per token
-    lora_rank          rank of an adapter beside each linear layer of the blocks' attention and
-                       feed-forward (arXiv:2106.09685), experts and their router apart; 0: none.
-                       Adapters alone are trained
-    lora_alpha         what they add is multiplied by lora_alpha / lora_rank
-    lora_dropout       share of the entries of their inputs that training drops, drawn for each
-                       adapter; the matrices beside them read all
-    gaps               also predicts how many tokens are missing between those of a text that grows
-    edits              also predicts which masks of such a text are deleted, and what replaces them
+    lora_rank          rank of the adapters of the linear layers in attention and feed-forward
+                       (LoRA, arXiv:2106.09685), except experts and their router; 0: none. Only
+                       adapters are trained
+    lora_alpha         the output of an adapter is multiplied by lora_alpha / lora_rank
+    lora_dropout       dropout rate of the inputs of adapters, drawn for each adapter; the adapted
+                       matrices have no such dropout
+    gaps               also predicts the missing tokens in each gap of a variable-length text
+    edits              also predicts which masks of such a text are deleted, and their replacements
     parameters         type in which parameters that are not trained are stored
     """
 
-    # What networks that are made of the same blocks have otherwise.
+    # Overridden by networks that are made of the same blocks.
     takes: ClassVar[tuple[str, ...]] = ("segments", "label")
     grid: ClassVar[tuple[int, ...]] = ()  # sides of the grid of rotary positions; (): a line
     rotary: ClassVar[bool] = True
-    has_vectors: ClassVar[bool] = True  # whether a vector is learnt for each symbol
+    has_vectors: ClassVar[bool] = True  # whether each symbol has a learned vector
     hidden_dropout: ClassVar[float] = 0.0
     reach, bare = None, False  # tokens seen on each side (None: all); no norm before attention
 
@@ -217,7 +217,7 @@ class Transformer(Positions):
 
     @property
     def shared_places(self) -> tuple[int, ...]:
-        """Branches whose dropout is the same at all positions."""
+        """Branches with the same dropout at all positions."""
         return (FIRST, SECOND) if self.dropout_shared else ()
 
     @property
@@ -232,12 +232,12 @@ class Transformer(Positions):
 
     @property
     def pads_logits(self) -> bool:
-        """Whether logits beyond the vocabulary are few, so that -inf is cheaper than none."""
+        """Whether few logits are beyond the vocabulary, so that -inf is cheaper than a slice."""
         beyond = rounded(symbols_read(self) if self.tied else self.vocab_size) - self.vocab_size
         return 0 < beyond < self.vocab_size // 8 and not (self.tables or self.is_ordinal)
 
     def of_layer(self, number: int) -> "Transformer":
-        """Returns the options of an unrolled block, by its number."""
+        """Returns the options of an unrolled block, by its index."""
         return self
 
     def resolved(self, platform: str) -> "Transformer":
@@ -258,7 +258,7 @@ class Transformer(Positions):
         module = TransformerModule(options, unroll=unrolled(options, platform))
 
         def init(key: Array):
-            # Rolled up: XLA takes minutes for initial values of 12 blocks side by side on a GPU.
+            # Not unrolled: on a GPU XLA takes minutes to initialise 12 unrolled blocks.
             rolled, tokens = TransformerModule(options), jnp.zeros((1, 2), jnp.int32)
             return rolled.init(key, tokens, jnp.zeros((1,)))["params"]
 

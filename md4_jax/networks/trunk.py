@@ -32,11 +32,11 @@ class TransformerModule(nn.Module):
 
     options   those of `Transformer`
     segments  int32 [B, L]: a token sees only tokens of its own segment
-    label     int32 [B]: a class in 0..classes-1, any other number for none
+    label     int32 [B]: a class in 0..classes-1; any other number: no class
     keys      [B]: for dropout; None: nothing is dropped
-    evidence  of the tables, where there are any
-    unroll    blocks that an iteration of a scan over blocks computes, unless a mesh splits
-              parameters: without a loop XLA would gather those of all blocks at once
+    evidence  of the tables, if there are any
+    unroll    number of blocks per iteration of the scan over blocks. It is not used if a mesh
+              splits parameters: without a loop XLA would gather those of all blocks at once
     """
 
     options: Any
@@ -94,7 +94,7 @@ class TransformerModule(nn.Module):
 
     @property
     def is_conditioned(self) -> bool:
-        """Whether every layer is given the time or the class of the sequence."""
+        """Whether layers are conditioned on the time or the class of the sequence."""
         return self.options.time_conditioning or self.options.classes > 0
 
     def __call__(self, z_BxL: Array, t_B: Array) -> Array:
@@ -117,7 +117,7 @@ class TransformerModule(nn.Module):
     ) -> Array:
         """Returns h [B, L, D], or with index [B, P] the features of these positions, [B, P, D].
 
-        With tables the last features hold what these add to the logits.
+        With tables, the last features contain the terms that the tables add to the logits.
         """
         condition = self._condition(t_B[:, None], label)
         x_BxLxD = self._embedded(z_BxL, partial(places, segments=segments), keys)
@@ -134,9 +134,9 @@ class TransformerModule(nn.Module):
         return jnp.concatenate([h_BxPxD.astype(jnp.float32), carried], axis=-1)
 
     def _expected(self, z_BxL: Array, logits_BxLxC: Array, evidence: Evidence) -> Array:
-        """Returns the expected vector of each masked token, less the mean vector; 0 elsewhere.
+        """Returns the expected vector of each masked token minus the mean vector; 0 elsewhere.
 
-        Of listed symbols the likeliest are summed, and no mean is taken away.
+        With lists, the sum is over the most likely symbols and no mean is subtracted.
         """
         o = self.options
         if evidence.symbols is None:
@@ -163,9 +163,9 @@ class TransformerModule(nn.Module):
     ) -> Array:
         """Returns h [B, L, D] of z, where a block sees itself and the earlier blocks of clean.
 
-        t holds a time for each of the G = L / block blocks, and clean_t is the time of clean, for
-        all or [B, 1]. One pass of length 2 L reads both. Its last layer computes only keys and
-        values for clean, unless the network is shifted: then h of both is returned, [B, 2 L, D].
+        t has a time for each of the G = L / block blocks; clean_t is the time of clean, a number or
+        [B, 1]. One pass of length 2 L reads both. The last layer computes only keys and values of
+        clean, unless the network is shifted: then h of both is returned, [B, 2 L, D].
         """
         both_Bx2L = jnp.concatenate([z_BxL, clean_BxL], axis=1)
         times = jnp.concatenate([t_BxG, jnp.full_like(t_BxG, clean_t)], axis=1)
@@ -244,7 +244,7 @@ class TransformerModule(nn.Module):
     def append_block(
         self, z_BxP: Array, t_B: Array, cache: Cache, label: Array | None, segments: Array | None
     ) -> tuple[Array, Cache]:
-        """Returns (h [B, P, D], cache with z) of a block z after, or among, the cached tokens."""
+        """Returns (h [B, P, D], cache with z) for a block z after, or among, the cached tokens."""
         first, most = cache.first, self.options.positions
         where = partial(places_from, first=first, segments=segments, most=most)
         x_BxPxD, condition = self._embedded(z_BxP, where), self._condition(t_B[:, None], label)
@@ -283,13 +283,13 @@ class TransformerModule(nn.Module):
         counts = self.options.counts
         own, carried = jnp.split(h, [self.options.size], axis=-1)
         if own.ndim == 3:
-            # Without it XLA computes a wrong gradient of the slice on a mesh of 2 x 2 x 2.
+            # Without it, XLA computes a wrong gradient of the slice on a 2 x 2 x 2 mesh.
             own = constrain(own, BATCH_AXES, CONTEXT, None)
         logits = self.logits(own)
         return counts.added(logits if first is None else logits + first, carried)
 
     def logits(self, h: Array, *, padded: bool = False) -> Array:
-        """Returns the head's logits of all symbols; padded: and -inf for its other entries."""
+        """Returns the logits of all symbols; padded: and -inf for the other rows of the head."""
         o = self.options
         if o.is_ordinal:
             return log_probabilities(self.head(h), o.vocab_size)

@@ -11,7 +11,7 @@ from md4_jax.protocols import Array
 
 
 def tied_head(table: Array, bias: Array | None, options: Any) -> Callable[[Array], Array]:
-    """Returns the head of a network that multiplies by the vectors of its symbols, [rows, D]."""
+    """Returns a tied head, which multiplies by the table of the embedding, [rows, D]."""
     dtype = jnp.dtype(options.dtype)
 
     def head(h: Array) -> Array:

@@ -1,4 +1,4 @@
-"""U-Nets of images: MD4's without change of resolution, and those with several resolutions."""
+"""U-Nets for images: that of MD4 with one resolution, and those with several resolutions."""
 
 import dataclasses
 import math
@@ -35,26 +35,26 @@ class UNet:
 
     shape              height, width and channels of the images, from the data
     channels           of the residual blocks; a multiple of 32. With 32 itself each channel is
-                       normalised alone, which removes what the time adds to it
-    blocks             residual blocks of each resolution on the way down; one more on the way up
-    multipliers        of `channels`, one for each resolution, the images' own first
+                       normalised separately, which removes the shift by the time embedding
+    blocks             residual blocks of each resolution in the down path; the up path has one more
+    multipliers        of `channels`, one for each resolution, full resolution first
     attention_at       heights of feature maps at which self-attention follows each block
     input              embedding, a vector for each level; intensity, for ordered levels: the
                        number between -1 and 1, and whether it is masked
     output             categorical, a logit for each level; truncated_logistic, a location and a
                        scale. With input=intensity the location is added to the input
-    time_conditioning  feeds t to every block; without it the network is time-free
-    classes            number of class labels, fed like the time
+    time_conditioning  conditions every block on t; False: no time input
+    classes            number of class labels, which condition blocks like the time
     label_dropout      probability of hiding a training sequence's label
-    dropout            share of entries that training drops before the second convolution of a block
-    scan_blocks        compiles one block of each kind, with one resolution. On CPUs a training step
-                       of 8 blocks on 4 images then takes 331 instead of 800 MiB of temporaries, and
-                       1.7 times the processor time
+    dropout            dropout rate before the second convolution of a block
+    scan_blocks        compiles one block of each kind; needs a single resolution. On CPUs a
+                       training step of 8 blocks on 4 images then takes 331 instead of 800 MiB of
+                       temporaries, and 1.7 times the processor time
     attention          kernel: plain, splash (TPU), cudnn (NVIDIA), or auto, the platform's best
-    remat              what the backward pass computes again: none, only normalisation; full, blocks
+    remat              what the backward pass recomputes: none, only normalisation; full, blocks
     """
 
-    adaptive: ClassVar[bool] = False  # whether the condition makes gains of normalisation
+    adaptive: ClassVar[bool] = False  # whether the condition determines the norms' gain and bias
     name: ClassVar[str] = "unet"
 
     vocab_size: int
@@ -126,14 +126,15 @@ class UNet:
         return UNetModule(self)
 
     def unembed(self, h: Array) -> Array:
-        """Returns float32 logits [..., V] of features: themselves, or of location and scale."""
+        """Returns float32 logits [..., V]: the features, or computed from location and scale."""
         h = h.astype("float32")
         return log_probabilities(h, self.vocab_size) if self.is_ordinal else h
 
     def forward_flops(self, params: Params, length: int, block: int = 0) -> float:
         """Returns the FLOPs of a forward pass per dimension of an image.
 
-        2 for each weight and pixel of its feature map, and 4 N^2 C for attention of N pixels.
+        They are 2 for each weight and pixel of its feature map, plus 4 N^2 C for attention over N
+        pixels.
         """
         del block
         total = 0.0
@@ -153,12 +154,12 @@ class UNet:
         return (rounded(self.vocab_size + 1) - self.vocab_size - 1) * self.channels
 
     def positions(self, name: str) -> float:
-        """Returns the number of pixels that a part of the module sees."""
+        """Returns the number of pixels that a part of the module is applied to."""
         halvings = _halvings(name, len(self.multipliers) - 1)
         return self.shape[0] * self.shape[1] / 4**halvings
 
 
-# Layers that see only the condition of an image, not its pixels.
+# Layers that read only the condition of an image, not its pixels.
 OF_AN_IMAGE = ("modulation", "time_in", "time_out")
 
 

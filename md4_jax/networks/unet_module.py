@@ -22,7 +22,7 @@ class UNetModule(nn.Module):
     """Maps levels z [B, L] and times t [B] to features [B, L, V], or [B, L, 2] if ordinal.
 
     options  those of `UNet`
-    label    int32 [B]: a class in 0..classes-1, any other number for none
+    label    int32 [B]: a class in 0..classes-1; any other number: no class
     keys     [B]: for dropout; None: nothing is dropped
     """
 
@@ -44,7 +44,7 @@ class UNetModule(nn.Module):
         return self._head(x, z)
 
     def count(self) -> int:
-        """Returns the number of blocks that drop."""
+        """Returns the number of blocks with dropout."""
         o = self.options
         return len(o.multipliers) * (2 * o.blocks + 1) + 2
 
@@ -62,7 +62,7 @@ class UNetModule(nn.Module):
         return condition_BxD
 
     def _pixels(self, z: Array) -> Array:
-        """Embeds levels; the vectors of a pixel's channels lie side by side."""
+        """Embeds levels; the vectors of a pixel's channels are concatenated."""
         o, dtype = self.options, jnp.dtype(self.options.dtype)
         if o.input == "intensity":
             masked = (z == o.vocab_size).astype(dtype)
@@ -81,7 +81,7 @@ class UNetModule(nn.Module):
         return remat(self.options, size, name=name)
 
     def _scanned(self, name: str, length: int, skips: bool) -> nn.Module:
-        """Makes equal blocks as one module, with a layer axis in front of each parameter."""
+        """Makes equal blocks as one scanned module, with a leading layer axis in parameters."""
         o = self.options
         axes = (nn.broadcast, 0, 0) if skips else (nn.broadcast, 0)
         block = nn.scan(
@@ -96,13 +96,13 @@ class UNetModule(nn.Module):
         return PixelAttention(self.options, name=name)(x)
 
     def _down(self, x: Array, condition_BxD: Array | None, keys: "BlockKeys") -> tuple[Array, Any]:
-        """Returns x and what the way up gets beside it, newest last."""
+        """Returns x and the skip connections for the up path, newest last."""
         o, skips = self.options, [x]
         if o.scans:
             x, found = self._scanned("down", o.blocks, False)(x, condition_BxD, keys.next(o.blocks))
             skips = jnp.concatenate([skips[0][None], found])
-            # Left to itself, XLA splits layers or channels here, with wrong results on a mesh that
-            # has all three axes.
+            # Without this constraint XLA splits layers or channels here, with wrong results on a
+            # mesh that has all three axes.
             return x, constrain(skips, None, BATCH_AXES, None, None, None)
         for level, multiplier in enumerate(o.multipliers):
             if level:
@@ -149,7 +149,7 @@ class UNetModule(nn.Module):
 
 
 class BlockKeys:
-    """Dropout keys of the blocks, in turn."""
+    """Iterator over the dropout keys of the blocks."""
 
     def __init__(self, keys: Array | None, count: int):
         self.each_NxB, self.used = layer_keys(keys, count), 0

@@ -1,4 +1,4 @@
-"""U-ViT of images: residual blocks of convolutions around a transformer on patches."""
+"""U-ViT for images: residual blocks of convolutions around a transformer on patches."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -24,11 +24,11 @@ from md4_jax.runtime.sharding import BATCH_AXES, constrain
 class UViT(UNet):
     """Options of the U-ViT, a U-Net with a DiT in its middle; `build()` makes the network.
 
-    The defaults are those of google-deepmind/md4 for ImageNet 64. The condition makes gain and
-    bias of every normalisation. Those of UNet, and
+    The defaults are those of google-deepmind/md4 for ImageNet 64. The condition determines gain and
+    bias of every normalisation. Options are those of UNet, and
 
-    size, depth, heads  of the transformer, which drops attention weights and hidden features too
-    patch               side of the squares of pixels that are its tokens
+    size, depth, heads  of the transformer, with dropout also in softmax weights and hidden features
+    patch               side of the square patches of pixels that are its tokens
     """
 
     adaptive: ClassVar[bool] = True
@@ -74,7 +74,7 @@ class UViT(UNet):
         return UViTModule(self)
 
     def positions(self, name: str) -> float:
-        """Returns the number of pixels or patches that a part of the module sees."""
+        """Returns the number of pixels or patches that a part of the module is applied to."""
         return super().positions(name) / (self.patch**2 if name == "middle" else 1)
 
 
@@ -93,7 +93,7 @@ class MiddleBlocks(Transformer):
 
 
 class UViTModule(UNetModule):
-    """U-Net whose middle is a transformer."""
+    """U-Net with a transformer in the middle."""
 
     def count(self) -> int:
         return super().count() - 2 + self.options.depth
@@ -106,7 +106,7 @@ class UViTModule(UNetModule):
 
 
 class Middle(nn.Module):
-    """Transformer on patches of a feature map [B, H, W, C]; the result replaces the map."""
+    """Transformer on patches of a feature map [B, H, W, C]; returns a new feature map."""
 
     options: MiddleBlocks
     patch: int
@@ -132,7 +132,7 @@ class Middle(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Blocks of the transformer one after another."""
+    """Sequence of transformer blocks."""
 
     options: Any
 
@@ -148,7 +148,7 @@ class Blocks(nn.Module):
 
 
 def sinusoids(sides: tuple[int, int], size: int) -> np.ndarray:
-    """Positions of the patches [N, size], row by row: half from the column, half from the row."""
+    """Returns position embeddings of patches, [N, size], row by row: half column, half row."""
     rows, columns = np.unravel_index(np.arange(sides[0] * sides[1]), sides)
     frequency = 10_000.0 ** (-np.arange(size // 4) / (size // 4))
     angles = [place[:, None] * frequency for place in (columns, rows)]
