@@ -179,7 +179,7 @@ class Positions:
 
 
 def check_rotary(o: Any) -> None:
-    """Raises UserError for rotary options that are out of range or do not fit the head size."""
+    """Raises UserError for options of positions that are out of range or do not fit the heads."""
     if o.rotary_gain <= 0:
         raise UserError(f"network.rotary_gain={o.rotary_gain} must be above 0")
     if o.rotary_ramp == "pairs" and o.rotary_base <= 1:

@@ -29,7 +29,7 @@ class RevealsMasks(Process, Protocol):
         """Masks each token of row b with probability[b], independently."""
 
     def mask_exactly(self, keys: Array, x: Array, count: Array, among: Array) -> tuple:
-        """Masks count[b] of the tokens that `among` marks: (z, 1 - alpha [B])."""
+        """Masks count[b] of the tokens marked by `among`; returns (z, 1 - alpha [B])."""
 
 
 @runtime_checkable
@@ -58,10 +58,10 @@ class ObservesMasks(Process, Protocol):
         """Returns the derivative of 1 / sigma_t^2, below 0, like t."""
 
     def seen(self, z: Array, y: Array, t: Array) -> Mixture:
-        """Returns what the network reads of (z, y)."""
+        """Returns the input of the network for (z, y)."""
 
     def evidence(self, y: Array, t: Array) -> Array | None:
-        """Returns what is added to its outputs to make them logits of x, [B, L, V], or None."""
+        """Returns the term [B, L, V] that turns outputs into logits of x when added, or None."""
 
     def reveal_probability(self, s: Array, t: Array) -> Array:
         """Returns P(z_s is clean | z_t is the mask), s < t."""
@@ -70,7 +70,7 @@ class ObservesMasks(Process, Protocol):
         """Draws y_s given y_t = y and x, s < t."""
 
     def prior_observed(self, keys: Array, length: int) -> Array:
-        """Draws the y_1 that sampling starts from, float32 [B, length, V]."""
+        """Draws y_1 from the prior, float32 [B, length, V]."""
 
     def prior_nats(self, x: Array) -> Array:
         """Returns KL(q(y_1 | x) || prior) of each token, in nats, like x."""
@@ -95,7 +95,7 @@ class PredictsClean(Process, Protocol):
     """Distribution of the clean tokens, computed from the network's outputs [B, L, V]."""
 
     def clean_logits(self, outputs: Array, z: Array, t: Array) -> Array:
-        """Returns log p(x | z_t = z) [B, L, V] up to a constant, the step to clean data."""
+        """Returns log p(x | z_t = z) [B, L, V] up to a constant, for the step to clean data."""
 
 
 @runtime_checkable
@@ -108,7 +108,7 @@ class HasReverse(PredictsClean, Protocol):
 
 @runtime_checkable
 class HasPrior(Process, Protocol):
-    """Distance of z_1 from what sampling starts from."""
+    """Divergence of q(z_1 | x) from the prior, from which sampling starts."""
 
     def prior_nats(self, x: Array) -> Array:
         """Returns KL(q(z_1 | x) || prior) of each token, in nats, like x."""
@@ -116,7 +116,7 @@ class HasPrior(Process, Protocol):
 
 @runtime_checkable
 class HasPosterior(HasPrior, HasReverse, Protocol):
-    """Reverse steps with a known posterior given the clean token, for the bound of D3PM."""
+    """Reverse steps with a known posterior given the clean token, for D3PM's bound."""
 
     def pinned(self) -> "HasPosterior":
         """Returns the process with alpha = 1 at t = 0, so that the last step leaves no noise."""
@@ -177,7 +177,7 @@ class Interpolates(HasReverse, Protocol):
 
     @property
     def earliest(self) -> float:
-        """The smallest time that is drawn, before which there is next to no noise."""
+        """Smallest time that is drawn; the noise before it is negligible."""
 
     def levels(self, t: Array) -> tuple[Array, Array, Array]:
         """Returns (alpha_t, probability of each symbol as noise, probability of the mask)."""
@@ -200,7 +200,7 @@ class HasGenerator(HasPrior, HasScore, HasForwardRates, Protocol):
         """Returns q(y | x_n) / q(z_n | x_n), the score given x: [B, L, S]."""
 
     def jump(self, keys: Array, z: Array, movable: Array) -> Array:
-        """Draws one jump of the forward chain among the positions that `movable` marks."""
+        """Draws one jump of the forward chain at one of the positions `movable`."""
 
     def reconstruction_nats(self, x: Array, t: float = 0.0) -> Array:
         """Returns -E log p(x | z_t) per token, in nats, for a decoder without network: like x."""
@@ -215,19 +215,19 @@ class HasFlow(PredictsClean, Protocol):
     ) -> Array:
         """Draws z_s given z_t = z and x, [B, L]; times (s, t), s < t, each [B].
 
-        frozen: the rates are those of t, without what is known of them between s and t.
+        frozen: uses the rates at t for the whole step, instead of integrating them from s to t.
         """
 
 
 @runtime_checkable
 class FollowsDistances(HasPrior, HasFlow, Protocol):
-    """Noise q(z_t = z | x) prop exp(-beta_t d(z, x)) by the distance d of two symbols."""
+    """Noise q(z_t = z | x) prop exp(-beta_t d(z, x)) with a distance d between symbols."""
 
     parametrisation: str
 
     @property
     def distances(self) -> Array:
-        """d[z, x] >= 0, [V, V]; 0 for z = x alone."""
+        """d[z, x] >= 0, [V, V]; 0 only for z = x."""
 
     def sharpness(self, t: Array) -> Array:
         """Returns beta_t, like t; 0 at t = 1."""

@@ -1,4 +1,4 @@
-"""Time inputs of the network, which a process chooses: docs/processes.md."""
+"""Time input of the network, chosen by the process: docs/processes.md."""
 
 import jax.numpy as jnp
 

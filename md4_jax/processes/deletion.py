@@ -16,15 +16,15 @@ from md4_jax.protocols import Array, Schedule, pytree
 
 
 class Deleted(NamedTuple):
-    """A text after deletions, and where the deleted tokens would have to be inserted.
+    """A text after deletions, and the gaps to which the deleted tokens belong.
 
-    z        int32 [B, L], the tokens that are left, then `absent_id`
-    source   int32 [B, L], position in x of each token of z; without meaning behind the last one
-    missing  int32 [B, L + 1], number of tokens of x that are missing before each token of z, and
-             behind the last one; 0 at later positions
-    deleted  bool [B, L], the tokens of x that are missing
-    gap      int32 [B, L], of each token of x the number of tokens of z before it: if it is
-             missing, the gap in which it is
+    z        int32 [B, L], the remaining tokens, then `absent_id`
+    source   int32 [B, L], position in x of each token of z; undefined after the last token
+    missing  int32 [B, L + 1], number of deleted tokens of x before each token of z, and after the
+             last one; 0 at later positions
+    deleted  bool [B, L], whether each token of x is deleted
+    gap      int32 [B, L], number of tokens of z before each token of x; for a deleted token this is
+             the index of its gap
     """
 
     z: Array
@@ -39,9 +39,9 @@ class Deleted(NamedTuple):
 class Deletion(Growing):
     """Independent deletion of tokens: the insertions of Edit Flows (arXiv:2506.09487), reversed.
 
-    A token is present at t with probability alpha_t. The noisy text is the string of the tokens
-    that are present: z [B, L] holds them from its first position on, and the symbol V + 1 behind
-    them. There is no mask; its number V is not used.
+    A token is present at t with probability alpha_t. The noisy text z [B, L] consists of the
+    present tokens in order, padded at the end with the symbol V + 1. There is no mask; its id V is
+    not used.
     """
 
     vocab_size: int
@@ -52,12 +52,12 @@ class Deletion(Growing):
         return self.delete(keys, x, t, jnp.zeros(x.shape, bool)).z
 
     def delete(self, keys: Array, x: Array, t: Array, fixed: Array) -> Deleted:
-        """Draws z_t with what is missing; the tokens that `fixed` marks, bool [B, L], stay."""
+        """Draws z_t and what is deleted; tokens marked by `fixed`, bool [B, L], are kept."""
         text = x != self.absent_id
         kept = uniforms(keys, x.shape[1]) >= self.schedule.one_minus_alpha(t)[:, None]
         present = text & (kept | fixed)
         z, source, missing = aligned(x, present, text, self.absent_id)
-        # A token that is present counts itself.
+        # The count of a present token includes itself.
         gap = jnp.cumsum(present, axis=1, dtype=jnp.int32) - present
         return Deleted(z, source, missing, text & ~present, gap)
 

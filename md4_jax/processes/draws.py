@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from md4_jax.protocols import Array
 
-# Probabilities become whole numbers of this fraction, whose sums are exact.
+# Probabilities are rounded to integer multiples of this unit, so that their sums are exact.
 UNIT = 2.0**-31
 
 
@@ -33,9 +33,9 @@ def uniform_symbols(keys: Array, length: int, count: int) -> Array:
 def draw_rows(keys: Array, law: Array, x: Array) -> Array:
     """Draws y ~ law[b, x[b, n]]: law [B, V, S], x [B, L] and keys [B] -> int32 [B, L].
 
-    A row's sums are searched for a random number of 32 bits. So a probability is exact to 2^-31,
-    and 0 is never drawn. One number a position and a search of log2(S) steps replace the S numbers
-    a position of Gumbel noise.
+    Uses inverse transform sampling: a binary search for a random 32-bit number in the cumulative
+    sums of the row. Probabilities are exact to 2^-31, and a symbol of probability 0 is never drawn.
+    Each position needs one random number and log2(S) steps, where Gumbel noise needs S numbers.
     """
     counts = (jnp.minimum(law, 1.0) / UNIT).astype(jnp.uint32)
     ends = jnp.cumsum(counts, axis=-1, dtype=jnp.uint32)
@@ -45,7 +45,7 @@ def draw_rows(keys: Array, law: Array, x: Array) -> Array:
 
 
 def draw_symbol(law: Array, bits: Array) -> Array:
-    """Draws k with probability law[..., k] from uniform bits: [..., S] and uint32 [...] -> int32.
+    """Draws k with probability law[..., k] from uniform bits: [..., S], uint32 [...] -> int32.
 
     A probability is exact to 2^-31, and 0 is never drawn.
     """
@@ -56,7 +56,7 @@ def draw_symbol(law: Array, bits: Array) -> Array:
 
 
 def _passed(ends: Array, x: Array, number: Array) -> Array:
-    """Counts the sums of row x that `number` reaches, by bisection: int32 [B, L]."""
+    """Counts the cumulative sums of row x that are at most `number`, by bisection: int32 [B, L]."""
     states = ends.shape[-1]
     flat, first = ends.reshape(len(ends), -1), x * states
     found = jnp.zeros_like(x)

@@ -11,13 +11,13 @@ from jax.scipy.special import log_ndtr, ndtr, ndtri
 
 from md4_jax.protocols import Array, Mixture
 
-# Trapezoid rule for a mean over a normal variable, which float32 cannot tell from the integral.
+# Trapezoid rule for a mean over a normal variable, accurate to float32.
 NODES = np.linspace(-9.0, 9.0, 289)
 WEIGHTS = np.exp(-0.5 * NODES**2) / math.sqrt(2.0 * math.pi) * (NODES[1] - NODES[0])
 
 
 class Level(NamedTuple):
-    """Noise level of the uniform process behind a Gaussian one; each like gamma.
+    """Noise level of the uniform process that corresponds to a Gaussian one; each like gamma.
 
     alpha  probability that a token is kept
     noise  1 - alpha, without cancellation
@@ -38,7 +38,7 @@ def level(gamma: Array, vocab_size: int) -> Level:
     """
     ratio, others = jnp.exp(-0.5 * gamma)[..., None], vocab_size - 1
     heights = ratio + NODES.astype(ratio.dtype)
-    # log Phi, of which log_ndtr loses digits between 0 and 5.
+    # log Phi; log_ndtr loses digits between 0 and 5.
     below = jnp.where(heights > 0, jnp.log1p(-ndtr(-heights)), log_ndtr(heights))
     wrong = _mean(-jnp.expm1(others * below))
     noise = wrong * vocab_size / others
@@ -49,7 +49,7 @@ def level(gamma: Array, vocab_size: int) -> Level:
 
 
 def _mean(values: Array) -> Array:
-    # No product of matrices: its rounding would depend on the number of rows.
+    # Not a matrix product, whose rounding would depend on the number of rows.
     return jnp.sum(values * WEIGHTS.astype(values.dtype), axis=-1)
 
 
@@ -85,8 +85,8 @@ def leaders(
 def trajectory(keys: Array, x: Array, gammas: Sequence[Array], vocab_size: int) -> list[Array]:
     """Draws argmax(a onehot(x) + s noise) at several levels of the same noise: int32 [B, L] each.
 
-    x [B, L], keys [B] and each gamma [B]. Of the other symbols only the largest can ever exceed x,
-    so a position holds x below some noise level, and that symbol above it.
+    x [B, L], keys [B] and each gamma [B]. Of the other symbols only the largest can ever exceed x.
+    So a position has the symbol x below some noise level, and that other symbol above it.
     """
     level = jnp.full(x.shape[:1], jnp.inf)  # at which nothing is left of x
     symbols, heights = leaders(keys, x, level, vocab_size, 1)
@@ -99,9 +99,9 @@ def trajectory(keys: Array, x: Array, gammas: Sequence[Array], vocab_size: int) 
 
 
 def _different(x: Array, chosen: Array) -> Array:
-    """Returns x and the symbols that numbers among those not yet taken stand for.
+    """Returns x and K different other symbols, given by their ranks among those not yet chosen.
 
-    chosen [..., K]: the j-th lies in 0..V-2-j.
+    chosen [..., K]: the ranks; the j-th lies in 0..V-2-j.
     """
     found, taken = [x], x[..., None]
     for j in range(chosen.shape[-1]):
@@ -114,7 +114,7 @@ def _different(x: Array, chosen: Array) -> Array:
 
 
 def strongest(z: Array | Mixture) -> Array:
-    """Returns the symbol with the largest weight at each position, or z if it is no mixture."""
+    """Returns the symbol of largest weight at each position, or z if it is not a mixture."""
     if not isinstance(z, Mixture):
         return z
     best = jnp.argmax(z.weights, axis=-1)[..., None]

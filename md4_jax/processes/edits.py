@@ -1,4 +1,4 @@
-"""Process between a text and a number of masks, which are edited into it: Edit Flows.
+"""Process from a text to a fixed number of masks, reversed by edits: Edit Flows.
 
 docs/families/edit_flows.md
 """
@@ -18,18 +18,18 @@ from md4_jax.protocols import Array, Schedule, UserError, pytree
 
 
 class Edited(NamedTuple):
-    """A text in which some edits are still to be made.
+    """A noisy text, and the edits that turn it into the clean text.
 
     z          int32 [B, L], tokens and masks, then `absent_id`
-    source     int32 [B, L], position in x of each symbol of z, a mask's being that of the token
-               which replaces it; without meaning for other masks and behind the last symbol
-    surplus    bool [B, L], the masks of z that no token replaces: they are to be deleted
-    missing    int32 [B, L + 1], number of tokens of x that are to be inserted before each symbol
-               of z, and behind the last one; 0 at later positions
-    deleted    bool [B, L], these tokens, in x
-    gap        int32 [B, L], of each token of x that is to be inserted the gap of z for it
-    created    bool [B, L], all tokens of x that come by insertion, also those that are in z
-    alignment  float32 [B], logarithm of the number of alignments from which one was drawn
+    source     int32 [B, L], position in x of each symbol of z; for a mask, of the token that
+               replaces it. Undefined for surplus masks and after the last symbol
+    surplus    bool [B, L], the masks of z that must be deleted, since no token replaces them
+    missing    int32 [B, L + 1], number of tokens of x to insert before each symbol of z, and after
+               the last one; 0 at later positions
+    deleted    bool [B, L], the tokens of x to insert
+    gap        int32 [B, L], for each token of x to insert, the index of its gap in z
+    created    bool [B, L], all tokens of x that are created by insertion, including those in z
+    alignment  float32 [B], logarithm of the number of possible alignments
     """
 
     z: Array
@@ -47,11 +47,11 @@ class Edited(NamedTuple):
 class Edits(Growing):
     """Insertions, deletions and replacements that turn masks into a text (arXiv:2506.09487).
 
-    At t = 1 there is a text of N = `masks` masks, of which those at the places of a prompt are
-    its tokens. N masks and n tokens are aligned: as many pairs as there can be, all such alignments
-    with equal probability. A pair is a mask that becomes the token. Other masks are deleted, or
-    other tokens inserted: never both. At t each edit has been made with probability alpha_t,
-    independently. The noisy text z [B, L] is followed by the symbol V + 1. The mask is V.
+    At t = 1 the text consists of N = `masks` masks, except that a prompt's tokens are in their
+    places. The N masks and the n tokens are aligned in order, with min(N, n) pairs of a mask and
+    the token that replaces it; all such alignments have equal probability. The other masks are
+    deleted (N > n), or the other tokens inserted (N < n). At t each edit has been made with
+    probability alpha_t, independently. z [B, L] is padded with the symbol V + 1. The mask is V.
     """
 
     vocab_size: int
@@ -74,10 +74,10 @@ class Edits(Growing):
         return self.edited(keys, x, t, jnp.zeros(x.shape, bool)).z
 
     def edited(self, keys: Array, x: Array, t: Array, fixed: Array) -> Edited:
-        """Draws an alignment and z_t; the tokens that `fixed` marks, bool [B, L], stay.
+        """Draws an alignment and z_t; tokens marked by `fixed`, bool [B, L], are kept.
 
-        Where such a token follows one that does not stay, nobody could know how many masks lie
-        between them: there are none in such a text.
+        If a fixed token follows one that is not fixed, a sampler could not know the number of masks
+        between them. Such a text therefore has no masks.
         """
         of_alignment, of_edits = split_keys(keys)
         length, place = x.shape[1], jnp.arange(x.shape[1])
@@ -98,7 +98,7 @@ class Edits(Growing):
         present = columns & jnp.where(made, has_token, has_mask)
         symbols = jnp.where(made, jnp.take_along_axis(x, token, axis=1), self.mask_id)
         z, column, absent = aligned(symbols, present, columns, self.absent_id)
-        inserts = masks <= count  # else what is absent has been deleted
+        inserts = masks <= count  # otherwise absent columns are deleted masks
         ways = [gammaln(n + 1.0)[:, 0] for n in (masks, count, jnp.abs(masks - count))]
         most = jnp.maximum(ways[0], ways[1])
         return Edited(

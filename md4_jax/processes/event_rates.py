@@ -1,4 +1,4 @@
-"""Rates at which tokens are masked, and masks revealed, computed from a schedule."""
+"""Rates of masking and unmasking, computed from a schedule."""
 
 import jax.numpy as jnp
 
@@ -14,10 +14,10 @@ def time_rate(schedule: Schedule, t: Array) -> Array:
 
 
 def reveal_rate(schedule: Schedule, t: Array) -> Array:
-    """Returns -alpha'_t / (1 - alpha_t), the rate at which a mask is revealed, like t.
+    """Returns -alpha'_t / (1 - alpha_t), the rate at which a mask is unmasked, like t.
 
-    It is also the weight of a masked token's cross-entropy. 0 where 1 - alpha is too small for a
-    float: then no token is masked.
+    It is also the weight of a masked token's cross-entropy. It is 0 where 1 - alpha underflows: no
+    token is masked there.
     """
     noise = schedule.one_minus_alpha(t)
     return jnp.where(noise > 0, -schedule.dalpha(t) / jnp.where(noise > 0, noise, 1.0), 0.0)

@@ -18,23 +18,22 @@ PARAMETRISATIONS = ("mixture", "joint")
 @pytree()
 @dataclasses.dataclass(frozen=True)
 class GaussianMasking(Masks):
-    """Masking in which a masked token is observed in Gaussian noise (CANDI, arXiv:2510.22510).
+    """Masking with a Gaussian observation of each masked token (CANDI, arXiv:2510.22510).
 
-    A token becomes the mask V with probability 1 - alpha_t. The state has a continuous part too,
+    A token becomes the mask V with probability 1 - alpha_t. The state also has a continuous part,
     y_t = onehot(x) + sigma_t noise in R^V at each position. Its noise grows with t by independent
-    increments. The network reads y where z is masked. sigma rises so that
+    increments. The network reads y where z is masked. sigma_t increases such that
 
         P(y_t at a given wrong symbol > y_t at x) = Phi(-1 / (sqrt(2) sigma_t)) = p_t
 
     is linear in t, from `confusion_start` to `confusion_end`, both in (0, 1/2). The paper's r is
-    the expected share of symbols above x, r = p (V - 1) / V.
+    the expected fraction of symbols above x, r = p (V - 1) / V.
 
-    y takes 4 bytes for each of B L V numbers, and the weights that the network reads as many.
+    y takes 4 bytes for each of B L V numbers, and so do the weights that the network reads.
     parametrisation is the meaning of the network's outputs [..., V]:
 
     mixture  logits of the posterior of x_n given all of (z, y), as published
-    joint    logits of x_n given the rest of (z, y), without y_n, whose likelihood y_n / sigma^2 is
-             added
+    joint    logits of x_n given (z, y) without y_n; the log-likelihood y_n / sigma^2 is added
     """
 
     vocab_size: int
@@ -73,7 +72,7 @@ class GaussianMasking(Masks):
         return 4.0 * rise * math.sqrt(2.0 * math.pi) * q * jnp.exp(0.5 * q**2)
 
     def seen(self, z: Array, y: Array, t: Array) -> Mixture:
-        """Returns what the network reads: z, with half of the noisy token in each mask.
+        """Returns the network's input: z, where each mask is mixed with its noisy token.
 
         The weights of a mask are c y / 2 for the V symbols and 1/2 for the mask itself, with
         c = (1 + sigma^2)^(-1/2), so that the weights of the symbols do not grow with the noise.
@@ -87,14 +86,14 @@ class GaussianMasking(Masks):
         return Mixture(symbols, jnp.where(self.is_noise(z)[..., None], hidden, clean))
 
     def evidence(self, y: Array, t: Array) -> Array | None:
-        """Returns what is added to the network's outputs, y / sigma_t^2 [B, L, V], or None."""
+        """Returns the term to add to the network's outputs, y / sigma_t^2 [B, L, V], or None."""
         return self.precision(t)[:, None, None] * y if self.parametrisation == "joint" else None
 
     def earlier(self, keys: Array, y: Array, x: Array, s: Array, t: Array) -> Array:
         """Draws y_s given y_t = y [B, L, V] and x [B, L], s < t each [B]: exact.
 
-        It has the mean onehot(x) + r (y - onehot(x)) and the variance sigma_s^2 (1 - r) in each
-        entry, with r = sigma_s^2 / sigma_t^2.
+        Each entry is normal with mean onehot(x) + r (y - onehot(x)) and variance sigma_s^2 (1 - r),
+        with r = sigma_s^2 / sigma_t^2.
         """
         at_s, at_t = (self.precision(time)[:, None, None] for time in (s, t))
         clean, ratio = jax.nn.one_hot(x, self.vocab_size), at_t / at_s

@@ -1,4 +1,4 @@
-"""Texts whose length changes: what their processes share."""
+"""Base class of the processes of variable-length texts."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from md4_jax.protocols import Array, Schedule
 
 
 class Growing(Unlearned):
-    """Methods that the processes of texts that grow share."""
+    """Methods shared by processes of texts that grow in sampling."""
 
     timesteps: ClassVar[None] = None
     shows_clean: ClassVar[bool] = True
@@ -30,14 +30,15 @@ class Growing(Unlearned):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all schedules run from 1 to 0, so that a bound over t in [0, 1] is whole."""
+        """Whether all schedules run from 1 to 0, so that a bound over t in [0, 1] is complete."""
         with jax.ensure_compile_time_eval():
             return all(map(covers_unit_interval, (self.schedule, self.presence)))
 
     def log_missing(self, outputs: Array, t: Array) -> Array:
         """Returns log y_g = outputs + log(1 - a_t), [B, L + 1]: outputs [B, L + 1], t [B].
 
-        Few tokens are missing near t = 0, where a network could not learn so small a number.
+        The factor 1 - a_t accounts for the few missing tokens near t = 0: a network could not learn
+        so small a number.
         """
         return outputs + jnp.log(self.presence.one_minus_alpha(t))[:, None]
 
@@ -46,11 +47,11 @@ class Growing(Unlearned):
         return share_regained(self.presence, s, t)
 
     def is_noise(self, z: Array) -> Array:
-        """Marks masks and what is absent: bool like z."""
+        """Returns whether each symbol is a mask or absent: bool like z."""
         return z >= self.vocab_size
 
     def noise_left(self, t: Array) -> Array:
-        """Returns whether z_t may lack tokens or hold masks: bool []."""
+        """Returns whether z_t may have missing tokens or masks: bool []."""
         return t > 0.0
 
 

@@ -35,8 +35,9 @@ class Hybrid(Unlearned):
     chain every symbol, the mask too, jumps to y at a rate that does not depend on the symbol
     (`jump_rates`). No rate is negative for gamma up to 2.
 
-    The outputs of the network are logits of mu in p(z_s | z_t) prop sum_x q(z_s, z_t | x) mu(x),
-    as in the form `joint` of `Uniform`: the best mu is the law of x_n given the other tokens.
+    The outputs of the network are logits of mu in p(z_s | z_t) prop sum_x q(z_s, z_t | x) mu(x), as
+    in the form `joint` of `Uniform`: the optimal mu is the distribution of x_n given the other
+    tokens.
     """
 
     timesteps: ClassVar[None] = None
@@ -71,11 +72,11 @@ class Hybrid(Unlearned):
 
     @property
     def earliest(self) -> float:
-        """The smallest time that is drawn; what noise comes before costs less than 1e-5 nats."""
+        """Smallest time that is drawn; the noise before it costs less than 1e-5 nats."""
         return 2.0 ** (-FINEST / self.gamma)
 
     def is_noise(self, z: Array) -> Array:
-        """Marks the mask: bool like z. Any other symbol may be the clean one."""
+        """Returns whether each symbol is the mask: bool like z. Others may be clean or noise."""
         return z == self.mask_id
 
     def noise_left(self, t: Array) -> Array:
@@ -119,8 +120,8 @@ class Hybrid(Unlearned):
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
         """Draws z_t ~ q(. | x), [B, L], from x [B, L], t [B] and keys [B].
 
-        First whether a token is noise and then of which kind, so that neither probability is too
-        small for the bits of a float32 uniform.
+        First draws whether a token is noise, then the kind of noise, so that neither probability is
+        below the resolution of a float32 uniform.
         """
         when, kind, what = split_keys(keys, 3)
         length, c = x.shape[1], self._spread(t)
@@ -165,7 +166,7 @@ class Hybrid(Unlearned):
     def reverse_rates(self, outputs: Array, z: Array, t: Array) -> Array:
         """Returns the model's rates of z_n -> y, 0 at y = z_n: [B, L, V + 1].
 
-        They are the forward rate to z, which is the same from every y, times s_y.
+        They are s_y times the forward rate to z, which is the same from every y.
         """
         t = jnp.clip(t, self.earliest, LATEST)
         to_each, to_mask = (rate[:, None] for rate in self.jump_rates(t))
@@ -174,14 +175,14 @@ class Hybrid(Unlearned):
         return jnp.where(here, 0.0, rate * jnp.exp(self.log_score(outputs, z, t)))
 
     def _spread(self, t: Array) -> Array:
-        """Returns c_t, the odds of uniform noise against all else, like t."""
+        """Returns c_t, the odds of uniform noise, like t."""
         most = 2.0**self.gamma * self.uniform / (1.0 - self.uniform)
         return most * (t * (1.0 - t)) ** (0.5 * self.gamma)
 
     def _log_mean(self, outputs: Array, s: Array) -> Array:
         """Returns log of (1 + c_s) sum_x q(z_s | x) mu(x) [B, L, V + 1], s [B, 1, 1]."""
         log_mu = jax.nn.log_softmax(_wide(outputs), axis=-1)
-        # Above 0, so that a clean z may be what it was although top-k has left it out.
+        # Above 0, so that a clean z can stay, even if top-k has excluded it.
         each = jnp.maximum(self._spread(s) / self.vocab_size, LEAST)
         return self._with_mask(jnp.logaddexp(jnp.log1p(-s) + log_mu, jnp.log(each)), s)
 
@@ -205,7 +206,7 @@ class Hybrid(Unlearned):
         stays = (1.0 - t) / rest * (1.0 + self._spread(s))
         moved = jnp.where(self.is_noise(z)[..., None], passed / rest, to_each)
         here = jnp.arange(self.vocab_size + 1) == z[..., None]
-        # A clean symbol was itself before, also a prompt's symbol at t = 1.
+        # Staying is always possible, also for a prompt's symbol at t = 1.
         return jnp.log(jnp.where(here, jnp.maximum(stays + moved, LEAST), moved))
 
 

@@ -1,4 +1,4 @@
-"""Process of texts whose length changes: tokens are masked, then removed: FlexMDM.
+"""Process of variable-length texts that masks tokens, then removes the masks: FlexMDM.
 
 docs/families/flexible_length.md
 """
@@ -15,12 +15,12 @@ from md4_jax.protocols import Array, Schedule, pytree
 
 
 class Noised(NamedTuple):
-    """A noisy text and how it lies in the clean one.
+    """A noisy text and its alignment with the clean text.
 
-    z        int32 [B, L], the tokens that are present, then `absent_id`
-    source   int32 [B, L], position in x of each symbol of z; without meaning behind the last one
-    missing  int32 [B, L + 1], number of tokens of x that are absent before each symbol of z, and
-             behind the last one; 0 at later positions
+    z        int32 [B, L], the symbols that are present, then `absent_id`
+    source   int32 [B, L], position in x of each symbol of z; undefined after the last symbol
+    missing  int32 [B, L + 1], number of absent tokens of x before each symbol of z, and after the
+             last one; 0 at later positions
     """
 
     z: Array
@@ -33,10 +33,10 @@ class Noised(NamedTuple):
 class Insertion(Growing):
     """Masking of tokens, and removal of the masks (FlexMDM, arXiv:2509.01025).
 
-    A token is present at t with probability a_t, alpha of `insertion`. One that is removed at tau
-    is a mask at t < tau with probability (1 - b_t) / (1 - b_tau), b being alpha of `schedule`. The
-    noisy text is the string of the tokens that are present: z [B, L] holds them from its first
-    position on, and the symbol V + 1 behind them. The mask is V.
+    A token is present at t with probability a_t, the alpha of `insertion`. A token that is removed
+    at time tau is a mask at t < tau with probability (1 - b_t) / (1 - b_tau), where b is the alpha
+    of `schedule`. The noisy text z [B, L] consists of the present symbols in order, padded at the
+    end with the symbol V + 1. The mask is V.
     """
 
     vocab_size: int
@@ -57,7 +57,7 @@ class Insertion(Growing):
         return self.noised(keys, x, t, jnp.zeros(x.shape, bool)).z
 
     def noised(self, keys: Array, x: Array, t: Array, fixed: Array) -> Noised:
-        """Draws z_t with its alignment; the tokens that `fixed` marks, bool [B, L], stay clean."""
+        """Draws z_t with its alignment; tokens marked by `fixed`, bool [B, L], stay clean."""
         first, second = split_keys(keys)
         removal, masking = uniforms(first, x.shape[1]), uniforms(second, x.shape[1])
         present, clean = self.states(removal, masking, t)
@@ -85,15 +85,15 @@ class Insertion(Growing):
 
 
 def aligned(symbols: Array, present: Array, text: Array, absent_id: int) -> Noised:
-    """Moves the symbols that are present to the front, and counts the missing ones.
+    """Moves the present symbols to the front, and counts the missing ones.
 
-    All are [B, L]; text marks the positions of the clean text, which are the first ones.
+    All arguments are [B, L]; `text` marks the positions of the clean text, which come first.
     """
     place, count = jnp.arange(symbols.shape[1]), jnp.sum(present, axis=1, keepdims=True)
     source = jnp.argsort(jnp.logical_not(present), axis=1, stable=True).astype(jnp.int32)
     held = place < count
     z = jnp.where(held, jnp.take_along_axis(symbols, source, axis=1), absent_id)
-    # A gap lies between its symbols in the clean text; the last one ends with the text.
+    # The last gap ends with the clean text.
     length = jnp.sum(text, axis=1, keepdims=True)
     ends = jnp.concatenate([jnp.where(held, source, length), length], axis=1)
     begins = jnp.concatenate([jnp.full_like(length, -1), ends[:, :-1]], axis=1)

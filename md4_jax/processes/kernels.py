@@ -21,7 +21,7 @@ class Kernel(NamedTuple):
     rates       lambda [K] > 0, the eigenvalues of -R besides 0, ascending; [1.0] if R = 1 pi^T - I
     right, left U [S, K] and W [K, S] in exp(s R) = 1 pi^T + U exp(-lambda s) W; None if
                 R = 1 pi^T - I, whose exponential has a closed form
-    gap         spectral gap of the rates before they are scaled, those with c = 1 below
+    gap         spectral gap of the rates before scaling, those with c = 1 below
     """
 
     generator: np.ndarray
@@ -49,7 +49,7 @@ class Kernel(NamedTuple):
         rates, right, left = (
             jnp.asarray(part, time.dtype) for part in (self.rates, self.right, self.left)
         )
-        # As a change from I early and from 1 pi^T late, so that small entries keep their digits.
+        # As a difference from I early and from 1 pi^T late, so that small entries are accurate.
         early = time < 1.0
         decay = jnp.where(early, jnp.expm1(-rates * time), jnp.exp(-rates * time))
         change = jnp.matmul(right * decay, left, precision=jax.lax.Precision.HIGHEST)
@@ -72,13 +72,13 @@ def uniform(vocab_size: int) -> Kernel:
 
 @functools.lru_cache
 def absorbing(vocab_size: int) -> Kernel:
-    """Makes R by which every symbol becomes the mask V at rate 1, and the mask stays."""
+    """Makes R with rate 1 from every symbol to the mask V, which is absorbing."""
     return _redraw(np.eye(vocab_size + 1)[vocab_size])
 
 
 @functools.lru_cache
 def gaussian_target(vocab_size: int, rate_width: float, stationary_width: float) -> Kernel:
-    """Makes R by which symbols on a line mostly move inward and end in a discretised Gaussian.
+    """Makes R for ordinal symbols, mostly inward jumps, with a discretised Gaussian stationary law.
 
     tauLDR's rates for images (arXiv:2205.14987, appendix; GaussianTargetRate in its code),
     there with rate_width = 6 and stationary_width V = 512 of V = 256 symbols:
@@ -100,7 +100,7 @@ def gaussian_target(vocab_size: int, rate_width: float, stationary_width: float)
 
 @functools.lru_cache
 def gaussian_symmetric(vocab_size: int, rate_width: float, stationary_width: float) -> Kernel:
-    """Makes R by which symbols on a line move to near ones and end in a discretised Gaussian.
+    """Makes R for ordinal symbols, to near ones, with a discretised Gaussian stationary law.
 
         R[x, y] = c exp(-(x - y)^2 / (2 rate_width^2)) sqrt(pi_y / pi_x),   x != y,
         pi_x prop exp(-(x - centre)^2 / (2 (stationary_width V)^2)).

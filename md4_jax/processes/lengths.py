@@ -1,4 +1,4 @@
-"""Capabilities of forward processes of texts of variable length, as those of capabilities.py."""
+"""Capabilities of forward processes of variable-length texts; see capabilities.py."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ class Grows(Process, Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether its schedules run from 1 to 0, so that a bound over t in [0, 1] is whole."""
+        """Whether its schedules run from 1 to 0, so that a bound over t in [0, 1] is complete."""
 
     def log_missing(self, outputs: Array, t: Array) -> Array:
         """Returns the log of the expected number of missing tokens of each gap, [B, L + 1]."""
@@ -37,7 +37,7 @@ class InsertsMasks(Grows, Protocol):
     def mask_id(self) -> int: ...
 
     def noised(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
-        """Draws z_t with its alignment, `processes.insertion.Noised`; `fixed` tokens stay."""
+        """Draws z_t and its alignment, `processes.insertion.Noised`; keeps `fixed` tokens."""
 
     def unmask_probability(self, s: Array, t: Array) -> Array:
         """Returns P(a token is clean at s | it is masked at t), s < t."""
@@ -48,7 +48,7 @@ class InsertsTokens(Grows, Protocol):
     """A deleted token is inserted directly, not as a mask (`Deletion`)."""
 
     def delete(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
-        """Draws z_t with what is missing, `processes.deletion.Deleted`; `fixed` tokens stay."""
+        """Draws z_t and what is missing, `processes.deletion.Deleted`; keeps `fixed` tokens."""
 
 
 @runtime_checkable
@@ -59,7 +59,7 @@ class EditsMasks(Grows, Protocol):
     def mask_id(self) -> int: ...
 
     def edited(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
-        """Draws z_t with the edits to be made, `processes.edits.Edited`; `fixed` tokens stay."""
+        """Draws z_t and the remaining edits, `processes.edits.Edited`; keeps `fixed` tokens."""
 
 
 @runtime_checkable
@@ -68,11 +68,11 @@ class ResizesMasks(RevealsMasks, Protocol):
 
     @property
     def expand_id(self) -> int:
-        """Symbol in whose place two masks come."""
+        """Symbol that is replaced by two masks."""
 
     @property
     def delete_id(self) -> int:
-        """Symbol that is taken out."""
+        """Symbol that is removed."""
 
     @property
     def absent_id(self) -> int:

@@ -14,7 +14,7 @@ from md4_jax.protocols import Array, Schedule, pytree
 
 
 class Masks(Scheduled):
-    """Methods of a process whose tokens become the mask V with probability 1 - alpha_t."""
+    """Methods of processes in which a token becomes the mask V with probability 1 - alpha_t."""
 
     shows_clean: ClassVar[bool] = True
     vocab_size: int
@@ -47,7 +47,7 @@ class Masks(Scheduled):
         return jnp.where(at_t > 0, (at_t - at_s) / jnp.where(at_t > 0, at_t, 1.0), 1.0)
 
     def is_noise(self, z: Array) -> Array:
-        """Marks the mask: bool like z."""
+        """Returns whether each symbol is the mask: bool like z."""
         return z == self.mask_id
 
     def prior(self, keys: Array, length: int) -> Array:
@@ -77,9 +77,9 @@ class Masking(Masks):
     ) -> tuple[Array, Array]:
         """Masks a random set of count[b] of the n positions `among`: (z, 1 - alpha [B]).
 
-        The k-th smallest of n uniforms has the distribution Beta(k, n - k + 1), that of 1 - alpha
-        given that exactly k = count[b] tokens are masked. It is independent of which positions are
-        masked (docs/families/notation.md).
+        1 - alpha is drawn from its distribution given that exactly k = count[b] tokens are masked.
+        This is Beta(k, n - k + 1), the distribution of the k-th smallest of n uniforms. It is
+        independent of which positions are masked (docs/families/notation.md).
         """
         draws_BxL = jnp.where(among, uniforms(keys, x.shape[1]), jnp.inf)
         order_BxL = jnp.argsort(draws_BxL, axis=1)

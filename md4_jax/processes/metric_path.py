@@ -1,4 +1,4 @@
-"""Noise by the distance of symbols, for discrete flow matching: docs/families/flow_matching.md."""
+"""Metric-induced probability paths of discrete flow matching: docs/families/flow_matching.md."""
 
 import dataclasses
 import functools
@@ -15,9 +15,9 @@ from md4_jax.protocols import Array, UserError, pytree
 
 PARAMETRISATIONS = ("joint", "mixture")
 MOST_SYMBOLS = 2048
-# Times and 1 - t are at least this much, so that beta and its slope are finite.
+# Lower bound of t and 1 - t, for which beta and its slope are finite.
 LEAST = 2.0**-24
-# Nats per token that a bound may miss before the first and after the last of these times.
+# Nats per token that a bound may omit before the first and after the last of these times.
 MOST_LOST = 1e-3
 
 
@@ -29,21 +29,21 @@ class MetricPath(Unlearned):
         beta_t = scale ((1 - t) / (t + offset))^exponent,   d(z, x) = |z - x|^power
 
     for ordered symbols, such as grey values, with d divided by its mean over z != x. table: V^2
-    numbers in place of |z - x|, row z after row z (`distances_of` makes them from vectors). z_1 is
-    uniform. With offset = 0, z_0 = x; otherwise beta ends at scale / offset^exponent.
+    numbers that replace |z - x|, in rows of equal z (`distances_of` computes them from vectors).
+    z_1 is uniform. With offset = 0, z_0 = x; otherwise beta ends at scale / offset^exponent.
 
     Given x, a token jumps from z to a y that is nearer to x, at the kinetic-optimal rate
 
         -beta'_t q(y | x) (d(z, x) - d(y, x)).
 
-    parametrisation: the meaning of the outputs [..., V] at z, for the distribution mu of x given z:
-    mixture, mu is their softmax; joint, the softmax of outputs + log q(z | x). A mixture needs an
-    offset: its cost at z = x, -beta' times what mu is unsure, has no finite integral.
+    parametrisation: how outputs [..., V] at z define mu, the distribution of x given z. mixture: mu
+    is their softmax. joint: mu is the softmax of outputs + log q(z | x). A mixture needs an offset:
+    otherwise the cost at z = x, -beta' times the uncertainty of mu, has no finite integral.
 
-    The times of a bound lie in [2^-24, 1 - 2^-24]. UserError if more than MOST_LOST nats of a token
-    are outside: if z at the first is not x yet, or z at the last not yet uniform.
+    Bounds integrate over times in [2^-24, 1 - 2^-24]. Raises UserError if this omits more than
+    MOST_LOST nats per token: if z differs from x at the first time, or is not uniform at the last.
 
-    Nothing is learned. Tables take 4 V^2 bytes a sequence. UserError for more than 2048 symbols.
+    Nothing is learned. Tables take 4 V^2 bytes per sequence. UserError for more than 2048 symbols.
     """
 
     timesteps: ClassVar[None] = None
@@ -84,7 +84,7 @@ class MetricPath(Unlearned):
         self._check_ends()
 
     def _check_table(self) -> None:
-        """Raises UserError for a table that holds no distances of V symbols."""
+        """Raises UserError if the table does not contain distances between V symbols."""
         size = self.vocab_size
         if not self.table:
             return
@@ -176,10 +176,10 @@ class MetricPath(Unlearned):
     def flow_step(
         self, keys: Array, z: Array, x: Array, times: tuple[Array, Array], frozen: bool
     ) -> Array:
-        """Draws z_s given z_t = z and x, by at most one jump; z_0 is x.
+        """Draws z_s given z_t = z and x, with at most one jump; z_0 is x.
 
-        q(y | x) is that of t, so the step is exact to first order in t - s. -beta' is integrated;
-        frozen: that of t.
+        q(y | x) is taken at t, so the step is exact to first order in t - s. -beta' is integrated
+        from s to t; frozen: taken at t.
         """
         s, t = times
         change = self.sharpness(s) - self.sharpness(t)
@@ -223,10 +223,10 @@ def _reconstruction(process: MetricPath) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def lost_nats(process: MetricPath) -> tuple[float, float]:
-    """Computes what bounds miss before t = 2^-24 and after 1 - 2^-24, nats of a token at most.
+    """Computes upper limits of what bounds omit before t = 2^-24 and after 1 - 2^-24.
 
-    Before: what decoding z without a network costs more there than at t = 0. After: the KL of q(z |
-    x) from uniform, with which a chain would begin there.
+    In nats per token. Before: by how much decoding z without a network costs more there than at
+    t = 0. After: KL(q(z | x) || uniform), since a chain would begin there with uniform symbols.
     """
     first, last = (
         process.scale * ((1.0 - t) / (t + process.offset)) ** process.exponent

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from md4_jax.processes.capabilities import HasScore
 from md4_jax.protocols import Array
 
-# The smallest time for ratios. At 0 a logarithm may be infinite; here noise changes a ratio by
-# no more than a float32 rounding, 2^-24.
+# Smallest time for ratios. At 0 a logarithm may be infinite. At this time noise changes a ratio by
+# at most the rounding error of float32, 2^-24.
 SMALLEST_TIME = 2.0**-24
 
 
@@ -24,7 +24,7 @@ def log_ratios(process: HasScore, outputs: Array, z: Array, t: Array) -> Array:
 def random_move(keys: Array, z: Array, vocab_size: int, movable: Array) -> tuple[Array, Array]:
     """Draws a uniform neighbour of each row of z [B, L]: (position, symbol), each int32 [B].
 
-    It differs from z at a position that movable, bool [B, L], marks. If none is marked, it is z.
+    It differs from z at one of the positions marked by movable, bool [B, L]; it is z if none is.
     """
 
     def one(key: Array, row: Array, movable: Array) -> tuple[Array, Array]:
@@ -39,5 +39,5 @@ def random_move(keys: Array, z: Array, vocab_size: int, movable: Array) -> tuple
 
 
 def moved(z: Array, where: Array, symbol: Array) -> Array:
-    """Puts symbol[b] at position where[b] of z [B, L]."""
+    """Returns z [B, L] with symbol[b] at position where[b]."""
     return jnp.where(jnp.arange(z.shape[1]) == where[:, None], symbol[:, None], z)

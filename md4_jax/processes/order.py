@@ -6,20 +6,20 @@ from md4_jax.protocols import Array, UserError
 
 
 def check_clean_share(key: str, alpha_0: float) -> None:
-    """Raises UserError for a share of tokens outside of [0, 1]."""
+    """Raises UserError for a fraction outside [0, 1]."""
     if not 0.0 <= alpha_0 <= 1.0:
         raise UserError(f"{key} must lie in [0, 1], not {alpha_0}")
 
 
 def ranks(draws: Array, given: Array, first: Array, *, alpha_0: float, sorted_rest: Array) -> Array:
-    """Returns the place of each position in the order of its sequence: int32 [B, L].
+    """Returns the rank of each position in the order of its sequence: int32 [B, L].
 
-    The given positions come before all, in the order of their draws. Then come the `first` ones,
-    in that order too, and then the rest.
+    Given positions come first, then those marked by `first`, then the rest. Within each part
+    positions are ordered by their draws.
 
     draws        [B, L] in [0, 1)
-    given        bool [B, L], prompts and what else is never masked. With alpha_0 = 0, where the
-                 network knows no random orders, they come from left to right
+    given        bool [B, L], positions that are never masked, such as prompts. With alpha_0 = 0,
+                 where the network is not trained on random orders, they come from left to right
     first        bool [B, L]
     sorted_rest  bool [B, 1]: the rest comes from left to right, not in the order of the draws
     """
@@ -32,7 +32,7 @@ def ranks(draws: Array, given: Array, first: Array, *, alpha_0: float, sorted_re
 
 
 def lowest(values: Array, count: Array) -> Array:
-    """Marks the count[b] lowest values of each row, of equal ones the first: bool [B, L]."""
+    """Marks the count[b] lowest values of each row; ties go to the first: bool [B, L]."""
     order = jnp.argsort(values, axis=1, stable=True)
     return jnp.argsort(order, axis=1) < count[:, None]
 

@@ -15,7 +15,7 @@ from md4_jax.processes.schedules import LATEST, Linear, reaches_one
 from md4_jax.protocols import Array, Schedule, UserError, pytree
 
 PLAIN = {"uniform": kernels.uniform, "absorbing": kernels.absorbing}
-# Kernels of symbols on a line, with the default of stationary_width.
+# Kernels of ordinal symbols, with the default of stationary_width.
 ORDERED = {
     "gaussian_target": (kernels.gaussian_target, 2.0),
     "gaussian_symmetric": (kernels.gaussian_symmetric, 0.5),
@@ -27,7 +27,7 @@ MOST_SYMBOLS = 2048
 @pytree()
 @dataclasses.dataclass(frozen=True)
 class Rates(Scheduled):
-    """Markov chain in which tokens jump from x to y at the rate beta(t) R[x, y].
+    """Continuous-time Markov chain in which tokens jump from x to y at the rate beta(t) R[x, y].
 
     tauLDR (arXiv:2205.14987): beta = -alpha' / alpha, and q(z_n | x_n) is row x_n of
     P_{0,t} = exp(R sigma_bar_t) with sigma_bar = -log alpha. R is scaled so that its slowest mode
@@ -42,7 +42,7 @@ class Rates(Scheduled):
 
         s_y = sum_x w(x) q(y | x) / sum_x w(x) q(z_n | x),   rate of z_n -> y: beta R[y, z_n] s_y.
 
-    Nothing is learned. UserError for more than 2048 symbols, whose matrices do not fit.
+    Nothing is learned. UserError for more than 2048 symbols, since matrices would not fit.
     """
 
     vocab_size: int
@@ -94,12 +94,12 @@ class Rates(Scheduled):
         return self.kernel == "absorbing"
 
     def is_noise(self, z: Array) -> Array:
-        """Marks the mask: bool like z; nothing if there is no mask."""
+        """Returns whether each symbol is the mask, if there is one: bool like z."""
         return z == self.vocab_size
 
     @property
     def is_ordered(self) -> bool:
-        """Whether symbols lie on a line, so that near symbols are similar."""
+        """Whether symbols are ordinal, so that near symbols are similar."""
         return self.kernel in ORDERED
 
     @property
@@ -198,7 +198,7 @@ class Rates(Scheduled):
     def jump(self, keys: Array, z: Array, movable: Array) -> Array:
         """Draws one jump of the forward chain from z at the positions `movable`, bool [B, L].
 
-        Rows without a possible jump stay as they are.
+        Rows without a possible jump are not changed.
         """
         where, what = split_keys(keys)
         rates = jnp.where(movable, self.exit_rate(z), 0.0)
@@ -214,7 +214,7 @@ class Rates(Scheduled):
         return law / _picked(law, z)
 
     def _floored(self, t: Array) -> Array:
-        """Computes `marginal` for quotients: at least its rounding error, 0 only if 0 for all t."""
+        """Computes `marginal` for quotients: at least its rounding error, or 0 if 0 for all t."""
         law, noise = self.parts.exponentials(self.sigma_bar(t))
         return jnp.maximum(law, noise)[:, : self.vocab_size]
 
@@ -276,7 +276,7 @@ def _mixed(log_weight: Array, law: Array) -> Array:
 
 
 def _draw(keys: Array, logits: Array) -> Array:
-    """Draws a symbol for each position, int32 [B, L], with keys [B] and noise of full precision."""
+    """Draws a symbol for each position, int32 [B, L], with keys [B] and full-precision noise."""
 
     def one(key: Array, row: Array) -> Array:
         return jax.random.categorical(key, row, axis=-1, mode="high")

@@ -15,9 +15,8 @@ class Resizing(Masking):
     """Masking with two symbols that change the length of a text (DreamOn, arXiv:2602.01326).
 
     A mask for which `expand` is drawn becomes two masks; a mask for which `delete` is drawn is
-    removed. Both are symbols of the vocabulary, which are not among the tokens of a gap. A text
-    occupies the first positions, followed by the symbol V + 1. At a fixed length the process is
-    `Masking`.
+    removed. Both are symbols of the vocabulary that do not occur as tokens of a gap. A text is
+    padded at the end with the symbol V + 1. At a fixed length the process is `Masking`.
 
     expand, delete  ids of the two symbols. A negative id counts from the end of the vocabulary
     """
@@ -42,19 +41,19 @@ class Resizing(Masking):
 
     @property
     def expand_id(self) -> int:
-        """Symbol in whose place two masks come."""
+        """Symbol that is replaced by two masks."""
         return self.expand % self.vocab_size
 
     @property
     def delete_id(self) -> int:
-        """Symbol that is taken out."""
+        """Symbol that is removed."""
         return self.delete % self.vocab_size
 
     @property
     def absent_id(self) -> int:
-        """Symbol behind the end of a text."""
+        """Symbol of the padding after the end of a text."""
         return self.vocab_size + 1
 
     def is_noise(self, z: Array) -> Array:
-        """Marks masks and what is absent: bool like z."""
+        """Returns whether each symbol is a mask or absent: bool like z."""
         return z >= self.mask_id

@@ -1,4 +1,4 @@
-"""Methods shared by processes of which nothing is learned, and by those with one schedule."""
+"""Methods shared by processes without learned parameters, and by those with one schedule."""
 
 from typing import Self
 
@@ -7,14 +7,14 @@ from md4_jax.protocols import Array, Schedule
 
 
 class Unlearned:
-    """Defaults of a process that has nothing to learn; see `Process`."""
+    """Defaults of a process without learned parameters; see `Process`."""
 
     def init(self) -> Self:
-        """Returns itself: there are no leaves to make."""
+        """Returns itself: there are no parameters to initialise."""
         return self
 
     def learned(self) -> dict[str, Array]:
-        """Returns nothing: nothing is learned."""
+        """Returns an empty dict: nothing is learned."""
         return {}
 
     def signal(self, t: Array) -> Array:

@@ -17,7 +17,7 @@ class StateDependent:
     """Masking of symbol k with probability t^{w_k} at time t, w = softplus(raw_power) learned.
 
     GenMD4 (arXiv:2406.04329, section 6): alpha_{t,k} = 1 - t^{w_k}. A symbol with a larger w_k is
-    masked later and revealed earlier. `init` makes raw_power [V], with every w = initial_power.
+    masked later and unmasked earlier. `init` creates raw_power [V], with every w = initial_power.
     """
 
     timesteps: ClassVar[None] = None
@@ -57,11 +57,11 @@ class StateDependent:
         )
 
     def is_noise(self, z: Array) -> Array:
-        """Marks the mask: bool like z."""
+        """Returns whether each symbol is the mask: bool like z."""
         return z == self.mask_id
 
     def noise_left(self, t: Array) -> Array:
-        """Returns whether z_t may hold masks: bool []."""
+        """Returns whether z_t may contain masks: bool []."""
         return t > 0.0
 
     def signal(self, t: Array) -> Array:
@@ -81,14 +81,14 @@ class StateDependent:
     def reverse_rates(self, outputs: Array, z: Array, t: Array) -> Array:
         """Returns the rates mu_k (-alpha'_k) / (1 - alpha_k) = mu_k w_k / t of m -> k: [B, L, V].
 
-        outputs [B, L, V] are logits of mu at z and t [B]. Rates are 0 where z is no mask.
+        outputs [B, L, V] are logits of mu at z and t [B]. Rates are 0 where z is not a mask.
         """
         mu = jax.nn.softmax(outputs.astype(jnp.float32), axis=-1)
         rates = mu * self.power / t[:, None, None]
         return jnp.where((z == self.mask_id)[..., None], rates, 0.0)
 
     def learned(self) -> dict[str, Array]:
-        """Returns {'power': w [V]}; a symbol with a larger w is revealed earlier."""
+        """Returns {'power': w [V]}; a symbol with a larger w is unmasked earlier."""
         return {"power": self.power}
 
     def prior(self, keys: Array, length: int) -> Array:

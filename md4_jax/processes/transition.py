@@ -16,7 +16,7 @@ from md4_jax.processes.schedules import Linear
 from md4_jax.protocols import Array, Schedule, UserError, pytree
 
 PARAMETRISATIONS = ("joint", "mixture")
-# Largest size of the table of products, in bytes. It is a constant of every compiled program.
+# Largest size of the table of products in bytes; it is a constant in every compiled program.
 LARGEST_TABLE = 2**30
 
 
@@ -43,9 +43,9 @@ class Transition(Scheduled):
     q(z_i = b | x = a) = (Q_1 ... Q_i)[a, b], at t = i / T. kernel names the matrices:
 
     gaussian   Q_i[a, b] prop exp(-4 |a - b|^2 / ((V-1)^2 beta_i)) over distances -(V-1)..V-1, and
-               the diagonal takes the rest. beta_i runs linearly from beta_start to beta_end. For
-               ordinal symbols (grey values). D3PM's 1e-4 to 0.02 are for V = 256 and T = 1000; a
-               smaller V or T leaves much of x at the end, which adds to the prior's term
+               the diagonal makes rows sum to 1. beta_i runs linearly from beta_start to beta_end.
+               For ordinal symbols (grey values). D3PM's 1e-4 to 0.02 are for V = 256 and T = 1000.
+               With a smaller V or T, z_T still depends on x, which increases the prior's term
     uniform    (1 - beta_i) I + beta_i / V, with alpha_i = prod (1 - beta) the schedule at i / T
     absorbing  (1 - beta_i) I + beta_i on the mask V, likewise, with alpha_T pinned to 0
 
@@ -99,11 +99,11 @@ class Transition(Scheduled):
         return self.mask_id is not None
 
     def is_noise(self, z: Array) -> Array:
-        """Marks the mask: bool like z; nothing if there is no mask."""
+        """Returns whether each symbol is the mask, if there is one: bool like z."""
         return z == self.vocab_size
 
     def noise_left(self, t: Array) -> Array:
-        """Returns whether z_t may hold noise, which step 0 does not: bool []."""
+        """Returns whether z_t may contain noise; it cannot at step 0: bool []."""
         return self.step(t) > 0
 
     def pinned(self) -> "Transition":
@@ -160,7 +160,7 @@ class Transition(Scheduled):
         joint    Q_i[y, z] sum_x mu(x) (Q_1 ... Q_{i-1})[x, y]
         mixture  Q_i[y, z] sum_x mu(x) (Q_1 ... Q_{i-1})[x, y] / (Q_1 ... Q_i)[x, z]
 
-        In the mixture, an x that cannot become z has no weight.
+        In the mixture, an x that cannot become z has weight 0.
         """
         products, step = jnp.asarray(self._tables.products), self.step(t)
         size = log_mu.shape[-1]
@@ -174,7 +174,7 @@ class Transition(Scheduled):
         mean = jnp.einsum(
             "blx,bxy->bly", jnp.exp(log_mu - largest), before, precision=jax.lax.Precision.HIGHEST
         )
-        # Rounding must not make a probability zero and its cost infinite.
+        # A probability rounded to zero would have infinite cost.
         tiny = jnp.finfo(mean.dtype).tiny
         return jnp.log(jnp.maximum(mean, tiny)) + jnp.log(self._column(z, t))
 
@@ -193,7 +193,7 @@ class Transition(Scheduled):
         return _made(self, np.dtype(jnp.zeros(()).dtype).name)
 
     def _log_reach(self, z: Array, step: Array, size: int) -> Array:
-        """Returns log q(z | x) [B, L, size]; +inf where it is 0, so that x gets no weight."""
+        """Returns log q(z | x) [B, L, size]; +inf where it is 0, so that x has weight 0."""
         reach = jnp.asarray(self._tables.products)[step[:, None], :size, z]
         return jnp.where(reach > 0, jnp.log(jnp.where(reach > 0, reach, 1.0)), jnp.inf)
 
@@ -205,7 +205,7 @@ class Transition(Scheduled):
         move = jax.vmap(lambda row, d: row[d])(jnp.asarray(self._tables.move)[index], distance)
         if self.mask_id is not None:
             move = jnp.where((z == self.mask_id)[..., None], move, 0.0)
-            # A clean symbol was itself before, also a prompt's symbol at alpha = 0.
+            # Staying is always possible, also for a prompt's symbol at alpha = 0.
             stay = jnp.where(jnp.arange(self.states) == self.mask_id, stay, 1.0)
         return jnp.where(distance == 0, stay, move)
 

@@ -1,4 +1,4 @@
-"""Uniform noise, by which a token becomes any symbol: docs/families/uniform.md."""
+"""Uniform noise, which replaces tokens by random symbols: docs/families/uniform.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -19,8 +19,8 @@ from md4_jax.protocols import Array, Schedule, UserError, pytree
 
 PARAMETRISATIONS = ("joint", "mixture", "score")
 
-# Lower bound of alpha_t and 1 - alpha_t, so that scores and steps at t = 0 and t = 1 are their
-# limits instead of 0 / 0.
+# Lower bound of alpha_t and 1 - alpha_t; scores and steps at t = 0 and t = 1 are then their limits
+# instead of 0 / 0.
 LEAST = 1e-30
 
 
@@ -31,12 +31,12 @@ class Uniform(Scheduled):
 
     q(z_n = j | x_n) = alpha_t [j = x_n] + (1 - alpha_t) / V, as in D3PM-uniform
     (arXiv:2107.03006), SEDD-uniform (arXiv:2310.16834), UDLM (arXiv:2412.10193) and Duo. There is
-    no mask, and nothing is learned. parametrisation is the meaning of the network's outputs
-    [..., V] at z, for bounds and samplers:
+    no mask, and nothing is learned. parametrisation defines the network's outputs [..., V] at z,
+    for bounds and samplers:
 
-    joint    logits of mu in p(z_s | z_t) prop sum_x q(z_s, z_t | x) mu(x); the best mu is the
+    joint    logits of mu in p(z_s | z_t) prop sum_x q(z_s, z_t | x) mu(x); the optimal mu is the
              distribution of x_n given the other tokens, without z_n itself
-    mixture  logits of mu in sum_x q(z_s | z_t, x) mu(x); the best mu is the posterior of x_n
+    mixture  logits of mu in sum_x q(z_s | z_t, x) mu(x); the optimal mu is the posterior of x_n
     score    log of the concrete score s_y ~ p_t(z with y at n) / p_t(z); its entry at z_n is 0
     """
 
@@ -88,8 +88,8 @@ class Uniform(Scheduled):
     def prior_nats(self, x: Array) -> Array:
         """Returns KL(q(z_1 | x) || uniform) of each token, in nats, like x; 0 if alpha_1 = 0.
 
-        It is (1/V) sum_j h(V q_j) with h(1 + d) = (1 + d) log(1 + d) - d, about d^2 / 2 for small
-        alpha_1, which the plain sum of q log q would lose to rounding.
+        It is (1/V) sum_j h(V q_j) with h(1 + d) = (1 + d) log(1 + d) - d. For small alpha_1 h is
+        about d^2 / 2, which the plain sum of q log q would lose to rounding.
         """
         alpha = self.schedule.alpha(jnp.ones(()))
         others = self.vocab_size - 1
@@ -115,7 +115,7 @@ class Uniform(Scheduled):
         alpha_s, alpha_t = (jnp.maximum(self.schedule.alpha(time), LEAST) for time in (s, t))
         noise_s, noise_t = (self.schedule.one_minus_alpha(time) for time in (s, t))
         kept = alpha_t / alpha_s
-        # 1 - kept without cancellation.
+        # 1 - kept, without cancellation.
         lost = jnp.where(noise_t < 0.5, noise_t - noise_s, alpha_s - alpha_t) / alpha_s
         moved, each = lost / self.vocab_size, noise_s / self.vocab_size
 
@@ -148,7 +148,7 @@ class Uniform(Scheduled):
         log_signal = jnp.log(self.vocab_size * alpha) - jnp.log(noise)
         if self.parametrisation == "joint":
             return jnp.logaddexp(log_signal + log_mu, 0.0)
-        # 1 - mu_z as a sum over the others, without cancellation.
+        # 1 - mu_z as a sum over the other symbols, without cancellation.
         others = jnp.where(jnp.arange(self.vocab_size) == z[..., None], -jnp.inf, log_mu)
         moved = jax.nn.logsumexp(others, axis=-1, keepdims=True)
         stayed = _picked(log_mu, z) - jnp.log1p(self.odds(t))[:, None, None]
@@ -169,7 +169,7 @@ class Uniform(Scheduled):
         joint    Q(z_s -> z) sum_x q(z_s | x) mu(x)
         mixture  Q(z_s -> z) sum_x q(z_s | x) mu(x) / q(z | x)
         score    Q(z_s -> z) (s_y - (1 - k) mean(s)) with k = alpha_t / alpha_s, SEDD's analytic
-                 (Tweedie) step, negative entries cut off
+                 (Tweedie) step, with negative entries clipped to 0
 
         At alpha_t = 0 it is the limit, for joint and mixture alpha_s mu + (1 - alpha_s) / V.
         """
@@ -179,10 +179,10 @@ class Uniform(Scheduled):
     def flow_step(
         self, keys: Array, z: Array, x: Array, times: tuple[Array, Array], frozen: bool
     ) -> Array:
-        """Draws z_s given z_t = z and x, of noise that a token keeps until it becomes x.
+        """Draws z_s given z_t = z and x: a token either stays or becomes x.
 
-        times (s, t) each [B]. It becomes x with 1 - exp(-int_s^t w), w = -alpha' / (1 - alpha);
-        frozen: with 1 - exp(-(t - s) w(t)), and 1 at s = 0.
+        times (s, t), each [B]. The probability of x is 1 - exp(-int_s^t w) with
+        w = -alpha' / (1 - alpha); frozen: 1 - exp(-(t - s) w(t)), and 1 at s = 0.
         """
         s, t = times
         noise_s, noise_t = (self.schedule.one_minus_alpha(time) for time in times)
