@@ -24,7 +24,7 @@ def after_prompts(
     place = jnp.arange(length + block) - shift[:, None]
     inside = (place >= 0) & (place < length)
     tokens, mask = (_taken(jnp.asarray(x), jnp.clip(place, 0, length - 1)) for x in prompt)
-    # Before a text nothing is drawn, nor in the last block of one that was not moved.
+    # No token is drawn before a text, nor in the last block of a text that was not moved.
     mask = jnp.where(inside, mask, (place < 0) | (shift == 0)[:, None])
 
     def empty_cache(rows: int, window: int):

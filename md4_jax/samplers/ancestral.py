@@ -27,10 +27,10 @@ class Ancestral:
     """Draws z_s ~ p(z_s | z_t) at all positions (MD4, arXiv:2406.04329, eq. 8 and section 6).
 
     Masks: each mask is revealed with probability (alpha_s - alpha_t) / (1 - alpha_t), and then
-    its token is drawn from the denoiser. One draw over V + 1 symbols would let rounding change
-    how many tokens appear. If alpha depends on the symbol (GenMD4), so does the probability,
-    and computing it needs the network. What is seen of masks in Gaussian noise (CANDI) takes a step
-    too: `reveal_observed`.
+    its token is drawn from the denoiser. With a single draw over V + 1 symbols, rounding could
+    change the number of revealed tokens. If alpha depends on the symbol (GenMD4), so does the
+    probability, which then needs the network. The Gaussian observations of masks (CANDI) take a
+    step too: `reveal_observed`.
     Other noise: every position is drawn from the process's `reverse_logits`.
     """
 
@@ -88,7 +88,7 @@ def reveal_masks(
 ) -> Chain:
     """Reveals each mask with the step's probability and draws its token from the denoiser at t.
 
-    `reveal.py` can draw the reveals of all steps beforehand, with the same distribution.
+    `reveal.py` can draw the steps that reveal each mask in advance, with the same distribution.
     """
     reveal_keys, token_keys = split_keys(keys)
     draws = uniforms(reveal_keys, chain.z.shape[1])

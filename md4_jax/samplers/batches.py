@@ -1,4 +1,4 @@
-"""Samples in batches of one compiled shape; a long text is filled window by window."""
+"""Sampling in batches of one compiled shape; long texts are drawn window by window."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from md4_jax.samplers.loop import Frames
 from md4_jax.samplers.particles import Steered
 from md4_jax.samplers.paths import Parts, Runs, runs, whole
 
-LABEL = 2**31  # tells the key of a sample's class from those of its tokens
+LABEL = 2**31  # separates the key of a sample's class from those of its tokens
 
 
 class Samples(NamedTuple):
@@ -31,7 +31,7 @@ class Samples(NamedTuple):
     evaluations  int64 [N], number of network evaluations of each sequence
     seconds      run time of the compiled programs, without compilation
     paths        of the first R sequences through each of W windows; None without a trace
-    steered      how a reward steered them; None without one
+    steered      rewards and weights, if samples were steered by a reward; else None
     """
 
     tokens: np.ndarray
@@ -46,8 +46,8 @@ class Samples(NamedTuple):
     def frames(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Frames (z, confidence) of the first R whole texts after each step, both [W, F, R, L].
 
-        z is -1 at positions that no window has reached. With blocks they take much memory: `path`
-        leaves out frames in which nothing changes.
+        z is -1 at positions that no window has reached. With blocks, frames take much memory;
+        `path` omits frames in which nothing changes.
         """
         if self.paths is None:
             return None
@@ -63,8 +63,8 @@ class Sampler(NamedTuple):
     """A compiled sampler.
 
     program  (params, step, keys [B], prompt [B, L], context {name: [B]}) -> (Chain, frames)
-    mesh     the devices that each batch is split over
-    calls    network calls of one of the chain's evaluations, two with guidance
+    mesh     devices over which each batch is split
+    calls    network calls per evaluation of the chain: two with guidance
     """
 
     program: Callable[..., tuple[Any, Any]]
@@ -85,8 +85,8 @@ def make_sampler(
     """Makes the sampler of a network along a grid; loop is `loop.sample` or a `Blocks`.
 
     trace          number of sequences R of the first batch whose frames are kept
-    guidance       weight of classifier-free guidance; or a classifier that guides the samples, and
-                   has its parameters beside those of the network (`Guide.beside`)
+    guidance       weight of classifier-free guidance, or a classifier that guides the samples; the
+                   params then include those of the classifier (`Guide.beside`)
     clean_prompts  whether the network was trained on clean prompts
     """
     guide = guidance if isinstance(guidance, Guide) else None
@@ -116,9 +116,9 @@ def draw_samples(
 ) -> Samples:
     """Draws `options.num` samples of each prompt, in batches of one compiled shape.
 
-    window   number of tokens that the network sees at once. A longer text is filled window by
-             window. Each window begins `options.stride` tokens after the one before it, whose
-             tokens are its prompt
+    window   number of tokens that the network reads at once. A longer text is drawn window by
+             window. Each window begins `options.stride` tokens after the previous one, and tokens
+             of the overlap are its prompt
     context  other inputs of the network for each of the N samples, {name: [N, ...]}; None:
              `context_of(options, N)`
     """
@@ -160,7 +160,7 @@ def draw_samples(
 
 
 def cut(drawn: Samples, ends: Sequence[int]) -> Samples:
-    """Returns the samples with texts that end with the first of these symbols that was drawn."""
+    """Returns the samples with each text cut after the first drawn symbol of `ends`."""
     ended = np.isin(drawn.tokens, ends) & ~drawn.prompt_mask
     lengths = np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, drawn.tokens.shape[1])
     return drawn._replace(lengths=np.minimum(drawn.lengths, lengths))
@@ -169,8 +169,8 @@ def cut(drawn: Samples, ends: Sequence[int]) -> Samples:
 def context_of(options: SampleOptions, count: int, classes: int = 0) -> dict[str, np.ndarray]:
     """Returns the context of `count` samples: the class label of the options, if there is one.
 
-    classes  otherwise each sample's is one of so many, which the seed and its number decide; 0: it
-             has none
+    classes  without a label in the options, the label of a sample is drawn from this number of
+             classes, by the seed and the sample's index; 0: no label
     """
     if options.label >= 0:
         return {"label": np.full(count, options.label, np.int32)}
@@ -182,7 +182,7 @@ def context_of(options: SampleOptions, count: int, classes: int = 0) -> dict[str
 
 
 def windows(length: int, window: int, stride: int) -> Iterator[slice]:
-    """Yields the parts of a text in the order of filling; the last one ends with the text."""
+    """Yields the windows of a text in the order of drawing; the last one ends with the text."""
     start = 0
     while start + window < length:
         yield slice(start, start + window)
@@ -191,7 +191,7 @@ def windows(length: int, window: int, stride: int) -> Iterator[slice]:
 
 
 def row_keys(seed: int, window: int, rows: np.ndarray) -> Array:
-    """Returns the key of each sample: sample i depends on the seed and i alone."""
+    """Returns the key of each sample, which depends only on the seed and the sample's index."""
     root = jax.random.key(seed)
     if window:
         root = jax.random.fold_in(root, 2**31 + window)

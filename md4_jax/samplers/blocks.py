@@ -20,15 +20,15 @@ from md4_jax.samplers.paths import Parts
 from md4_jax.samplers.stops import Stop
 from md4_jax.samplers.transforms import Transform
 
-# In a path of noise without a mask, the symbol of blocks that are not begun.
+# Symbol of blocks that are not begun in a path, for noise without a mask.
 UNSEEN = -1
 
 
 class Text(NamedTuple):
-    """Texts of which the blocks before b are drawn.
+    """State of texts whose blocks before b are drawn.
 
     b            int32 [], the next block
-    cache        what the network keeps of the blocks before it
+    cache        the network's cache of the blocks before it
     z            int32 [B, N], symbols
     confidence   float32 [B, N], as in `Chain`
     evaluations  int32 [B], network evaluations so far
@@ -52,13 +52,13 @@ class Blocks:
 
     block   number of tokens of a block
     window  number of earlier tokens that a block sees, a multiple of block. Only their keys and
-            values are kept, so that a text may be far longer than the training length
-    stop    when a sequence ends. Its later positions stay masked, or hold the first of the symbols
+            values are cached, so that a text may be far longer than the training length
+    stop    when a sequence ends. Its later positions remain masks, or have the first of the symbols
             that end it; when all sequences have ended, sampling stops
-    cached  False computes the cache again before each block: the same samples, more slowly
-    dual_cache  for a network that sees both sides: a block also sees the later tokens, masks or
-                given ones. Before each block the keys and values of all other tokens are computed,
-                and kept while the block is drawn (the dual cache of Fast-dLLM, arXiv:2505.22618).
+    cached  False recomputes the cache before each block: the same samples, more slowly
+    dual_cache  for a bidirectional network: a block also sees the later tokens, masks or given
+                ones. The keys and values of all other tokens are computed before each block, and
+                not updated while it is drawn (the dual cache of Fast-dLLM, arXiv:2505.22618).
                 `window` and `cached` then have no effect
     next_token  for a network that is shifted or has a causal context: the first token of each
                 block, except the first block, is the most likely token after the previous block,
@@ -91,7 +91,7 @@ class Blocks:
     ) -> tuple[Chain, Parts | None]:
         """Samples like `loop.sample`; the prompt is [B, N] with N a multiple of block.
 
-        The paths of the first `trace` sequences go block after block.
+        The paths of the first `trace` sequences are returned block by block.
         """
         denoiser, moved, shift = after_prompts(denoiser, prompt, self.block)
         chain, parts = self._run(
@@ -136,7 +136,7 @@ class Blocks:
         return chain, parts_of(frames, prompt, unseen) if trace else None
 
     def begun(self, denoiser: Denoiser, process: Any, prompt: Prompt) -> Text:
-        """Returns the texts of which no block is drawn."""
+        """Returns the texts before the first block is drawn."""
         z = jnp.where(prompt.mask, prompt.tokens, self._blank(process))
         none = jnp.zeros(len(z), jnp.int32)
         confidence = jnp.asarray(prompt.mask).astype(jnp.float32)
@@ -152,7 +152,7 @@ class Blocks:
         prompt: Prompt,
         keys: Array,
     ) -> tuple[Text, Chain]:
-        """Returns the texts with all that their next block sees, and its chain at t = 1."""
+        """Returns the texts, with the cache of their next block, and its chain at t = 1."""
         cache = self._before(denoiser.blocks, text.z, text.b, text.cache)
         chain = start(process, step, self.part(prompt, text), keys)
         if self.next_token:
@@ -175,7 +175,7 @@ class Blocks:
         return jax.tree.map(lambda x: _block(x, text.b, self.block), prompt)
 
     def closed(self, denoiser: Denoiser, process: Any, text: Text, chain: Chain) -> Text:
-        """Returns the texts with a block that is drawn; those that had ended stay as they are."""
+        """Returns the texts with a drawn block added; texts that had ended do not change."""
         b, ended, blank = text.b, text.ended, self._blank(process)
         new = jnp.where(ended[:, None] & ~chain.prompt_mask, blank, chain.z)
         cache = text.cache
@@ -195,24 +195,24 @@ class Blocks:
         )
 
     def unseen(self, process: Any) -> int:
-        """Returns what a path has in the place of blocks that are not begun."""
+        """Returns the symbol of blocks that are not begun, in a path."""
         return self._blank(process) if isinstance(process, RevealsMasks) else UNSEEN
 
     def _blank(self, process: Any) -> int:
-        """Returns what holds the place of tokens that are not drawn, which no block ever sees."""
+        """Returns the placeholder of tokens that are not drawn, which no block ever sees."""
         if isinstance(process, RevealsMasks):
             return process.mask_id
         return self.stop.symbols[0] if self.stop.symbols else 0
 
     def _empty(self, blocks: Blockwise, z: Array) -> Any:
-        """Makes a cache of the shapes that a text z needs."""
+        """Makes an empty cache with the shapes for a text z."""
         if not self.dual_cache:
             return blocks.empty_cache(len(z), self.window)
         shapes = jax.eval_shape(lambda z: self._before(blocks, z, jnp.int32(0), None), z)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
     def _before(self, blocks: Blockwise, z: Array, b: Array, cache: Any) -> Any:
-        """Returns what block b of a text z sees besides itself."""
+        """Returns the cache of the other tokens that block b of a text z sees."""
         if self.dual_cache:
             return blocks.around(z, jnp.zeros(len(z)), 0, None)[1]
         return cache if self.cached else _recomputed(blocks, z, b, self.block, self.window)
@@ -229,7 +229,7 @@ class Blocks:
 def _unless_given(
     denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, course: Course
 ) -> tuple[Chain, Frames | None]:
-    """Draws a block as `continued` does, without the network if all sequences have it given."""
+    """Draws a block like `continued`, without the network if it is given in all sequences."""
 
     def draw(chain: Chain) -> tuple[Chain, Frames | None]:
         drawn, path = continued(denoiser, process, step, chain, course)
@@ -250,7 +250,7 @@ def _unless_given(
 def _with_next(
     denoiser: Denoiser, process: Any, transform: Transform, chain: Chain, cache: Any
 ) -> Chain:
-    """Puts the likeliest token into the first position of a block, if that is a mask."""
+    """Writes the most likely token to the first position of a block, if that is a mask."""
     h, follows = denoiser.blocks.following(cache)
     logits = denoiser.unembed(h)
     token = jnp.argmax(transform(logits), axis=-1).astype(chain.z.dtype)

@@ -1,4 +1,4 @@
-"""Types of sampling: the state of a batch, reveal schedules and sampler steps."""
+"""Types for sampling: the state of a batch, reveal schedules and sampler steps."""
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -11,12 +11,12 @@ class Chain(NamedTuple):
     """State of a batch of sequences between noise and data.
 
     z            int32 [B, L], symbols of the process
-    prompt_mask  bool [B, L], the positions that the user fixed: no step changes them
+    prompt_mask  bool [B, L], the positions fixed by the user, which no step changes
     confidence   float32 [B, L], the probability with which the model drew the token; 1 in the
                  prompt, 0 where no token is drawn yet
     evaluations  int32 [B], network evaluations so far
     observed     float32 [B, L, V], the continuous state of a process that `ObservesMasks`, or None
-    memory       what a step that `Remembers` leaves for the next one, arrays [B, ...], or None
+    memory       state that a step that `Remembers` passes to the next one, arrays [B, ...], or None
     """
 
     z: Array
@@ -30,10 +30,10 @@ class Chain(NamedTuple):
 class RevealSchedule(NamedTuple):
     """Round and time at which each position is drawn, chosen before the network is called.
 
-    round  int32 [B, L]. Positions of one round are drawn at once, lower rounds first; NEVER
-           where no token is drawn
-    time   float32 [B, L], the time of the network evaluation, one for each round of a sequence
-    rank   int32 [B, L], the order in which a network reads that reads in one, or None
+    round  int32 [B, L]. Positions of a round are drawn at once, lower rounds first; NEVER where no
+           token is drawn
+    time   float32 [B, L], the time of the network evaluation, the same within a round of a sequence
+    rank   int32 [B, L], the order for a network that reads in an order, or None
     """
 
     round: Array
@@ -45,10 +45,10 @@ NEVER = np.iinfo(np.int32).max
 
 
 class SamplerStep(Protocol):
-    """One reverse step from time t to s < t, for the processes that `needs` names.
+    """One reverse step from time t to s < t, for processes with the capabilities in `needs`.
 
     transform  temperature, top-k and top-p of each drawn token
-    level      the constant time of a chain that does not move in time (`metropolis`); else None
+    level      the constant time of a chain whose time does not change (`metropolis`); else None
     """
 
     @property
@@ -63,14 +63,15 @@ class SamplerStep(Protocol):
     def __call__(
         self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array
     ) -> Chain:
-        """Draws z_s given z_t = chain.z, with one random key a sequence."""
+        """Draws z_s given z_t = chain.z, with one random key per sequence."""
 
 
 @runtime_checkable
 class RevealsIndependently(SamplerStep, Protocol):
-    """A step that reveals each mask independently, all with one probability (`RevealsMasks`).
+    """A step that reveals masks independently, all with the same probability (`RevealsMasks`).
 
-    `samplers/reveal.py` may then draw all steps of a grid as one `RevealSchedule`: the same law.
+    `samplers/reveal.py` may then draw all steps of a grid as one `RevealSchedule`, with the same
+    distribution.
     """
 
     def reveal_probability(self, process: Any, s: Array, t: Array) -> Array:
@@ -90,15 +91,15 @@ class RevealsInOrder(SamplerStep, Protocol):
         """Returns the largest number of positions in a round."""
 
     def rounds(self, length: int, steps: int) -> int:
-        """Returns the largest number of rounds of a text, along a grid of so many steps."""
+        """Returns the largest number of rounds of a text, with a grid of `steps` steps."""
 
 
 @runtime_checkable
 class RevealsCached(RevealsInOrder, Protocol):
-    """A step that may draw its schedule with keys and values kept: the same tokens, faster."""
+    """A step that may draw its schedule with a cache: the same tokens, faster."""
 
     def is_cached(self, denoiser: Denoiser) -> bool:
-        """Returns whether it does so with this network."""
+        """Returns whether it uses the cache with this network."""
 
     def run_cached(
         self, denoiser: Denoiser, process: Any, chain: Chain, schedule: RevealSchedule, **more: Any
@@ -116,7 +117,7 @@ class RevealsByOutputs(Protocol):
 
 @runtime_checkable
 class Finishes(SamplerStep, Protocol):
-    """A step that removes the noise that is left at the end by itself."""
+    """A step with its own way to remove the remaining noise at the end."""
 
     def finish(self, denoiser: Denoiser, process: Any, chain: Chain, keys: Array) -> Chain:
         """Returns the chain without noise, given one random key a sequence."""
@@ -124,10 +125,10 @@ class Finishes(SamplerStep, Protocol):
 
 @runtime_checkable
 class GoesOn(Finishes, Protocol):
-    """A step whose `finish` first takes further steps, if the grid has too few for the text."""
+    """A step whose `finish` takes further steps first, if the grid has too few for the text."""
 
     def rounds(self, length: int, steps: int) -> int:
-        """Returns how many steps a path shows: the grid's, and then as many as a text may need."""
+        """Returns the number of steps in a path: the grid's, plus those that a text may need."""
 
     def left(self, process: Any, z: Array) -> Array:
         """Marks the masks that further steps draw: bool like z."""
@@ -135,24 +136,24 @@ class GoesOn(Finishes, Protocol):
     def step_further(
         self, denoiser: Denoiser, process: Any, chain: Chain, keys: Array, number: Array
     ) -> Chain:
-        """Takes one of them, the first with number 0, with the keys of `finish`."""
+        """Takes a further step; the first has number 0. keys: those of `finish`."""
 
 
 @runtime_checkable
 class Remembers(SamplerStep, Protocol):
-    """A step that goes on from what the one before has left in the chain's `memory`."""
+    """A step that reads the state that the previous step has left in the chain's `memory`."""
 
     def begin(self, denoiser: Denoiser, process: Any, chain: Chain) -> Any:
-        """Returns the memory that the first step finds."""
+        """Returns the memory for the first step."""
 
 
 @runtime_checkable
 class RevealsByLogits(SamplerStep, Protocol):
-    """A step that chooses the positions to reveal with the network."""
+    """A step that uses the network to choose the positions to reveal."""
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether they are a function of the logits alone, so that samples have a likelihood."""
+        """Whether the positions depend only on the logits, so that samples have a likelihood."""
 
     def reveals(self, process: Any, chain: Chain, logits: Array, s: Array) -> Array:
         """Marks the positions that the step to s reveals, given the network's logits: [B, L]."""
@@ -162,6 +163,6 @@ class RevealsByLogits(SamplerStep, Protocol):
 
 
 def rounds_of(step: SamplerStep, length: int, steps: int) -> int:
-    """Returns the largest number of steps of a text's path, along a grid of so many steps."""
+    """Returns the largest number of steps of a text's path, with a grid of `steps` steps."""
     own = isinstance(step, RevealsInOrder | GoesOn)
     return step.rounds(length, steps) if own else steps

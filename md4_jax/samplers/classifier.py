@@ -2,7 +2,7 @@
 
     p(z_s | z_t, y) prop p(z_s | z_t) p(y | z_s)^gamma            (arXiv:2412.10193, D-CBG)
 
-is drawn at each position alone. For its symbol v the classifier reads z_t with v at that position.
+is drawn independently at each position: for each symbol v the classifier reads z_t with v there.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from md4_jax.samplers.chain import RevealsInOrder, SamplerStep
 from md4_jax.samplers.guidance import Derived, rates_of
 from md4_jax.samplers.transforms import Transform
 
-# Sequences that the classifier reads at once, for method=exact.
+# Number of sequences that the classifier reads at once, for method=exact.
 ROWS = 1024
 # Key of the classifier among the parameters that samplers are given.
 CLASSIFIER = "classifier"
@@ -39,7 +39,7 @@ LogProbability = Callable[[Array | Mixture, Array], Array]
 
 
 class Guide(NamedTuple):
-    """Classifier of a run towards whose class samples are guided.
+    """Classifier of a run, and the class towards which samples are guided.
 
     label    the class
     network  of the classifier, and its parameters; None until the run is read
@@ -52,7 +52,7 @@ class Guide(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Parts on which compiled programs depend."""
+        """Fields on which compiled programs depend."""
         return self.network, self.options.classifier_method
 
     def beside(self, params: Params) -> Params:
@@ -69,7 +69,7 @@ class Guide(NamedTuple):
     def raised(
         self, params: Params, denoiser: Denoiser, process: RevealsMasks, transform: Transform
     ) -> tuple[Denoiser, Transform]:
-        """Returns denoiser and transform of the tokens of masks that are revealed anyway."""
+        """Returns guided denoiser and transform for masks whose reveals are not guided."""
         gains, strength = self._pull(params)
         return _raised(denoiser, process, transform, gains, strength), Transform()
 
@@ -92,8 +92,8 @@ def exact_gains(
 ) -> Array:
     """Returns log p(y | z with v at n) - log p(y | z) of each position n and symbol v.
 
-    [B, L, S] for all positions, or [B, P, S] for those of index [B, P]. It takes P S evaluations of
-    the classifier for each sequence, of which `ROWS` are made at once.
+    [B, L, S] for all positions, or [B, P, S] for those of index [B, P]. This takes P S evaluations
+    of the classifier for each sequence, `ROWS` at a time.
     """
     (batch, length), place = z.shape, jnp.arange(z.shape[1])
     index = jnp.broadcast_to(place, z.shape) if index is None else index
@@ -101,7 +101,7 @@ def exact_gains(
     size = max(1, min(count, ROWS // batch))
 
     def changed(number: Array) -> Array:
-        """Returns log p(y | z) after the changes of these numbers [C]: [B, C]."""
+        """Returns log p(y | z) after the changes with these indices [C]: [B, C]."""
         here = index[:, number // symbols][..., None] == place
         rows = jnp.where(here, (number % symbols)[:, None], z[:, None])
         found = log_probability(rows.reshape(-1, length), jnp.repeat(t, len(number)))
@@ -115,10 +115,10 @@ def exact_gains(
 def taylor_gains(
     log_probability: LogProbability, z: Array, t: Array, symbols: int, index: Array | None = None
 ) -> Array:
-    """Returns what `exact_gains` does to first order in the one-hot vectors of z.
+    """Approximates `exact_gains` to first order in the one-hot vectors of z.
 
-    It is the gradient of log p(y | z) with respect to them, less its entry at z itself: one
-    evaluation and its gradient (TAG, arXiv:2406.01572).
+    The result is the gradient of log p(y | z) with respect to these vectors, minus its entry at z
+    itself. It takes one evaluation and its gradient (TAG, arXiv:2406.01572).
     """
 
     def total(weights: Array) -> Array:
@@ -142,10 +142,11 @@ def towards(
 ) -> tuple[Denoiser, Any, SamplerStep]:
     """Returns denoiser, process and step guided by gains(z, t, symbols, index).
 
-    With masks the logits of a token become log mu_v + gamma (log p(y | z with v) - log p(y | z)),
-    of which a distribution is made where a mask is revealed; mu is transformed before. A step that
-    reveals masks in an order goes on as before. Others also ask whether a mask is revealed:
-    `GuidedMasks`. Of other noise the process changes alone: `GuidedNoise`.
+    With masks the logits of a revealed token become
+    log mu_v + gamma (log p(y | z with v) - log p(y | z)), where the transform is applied to mu
+    before. For a step that reveals masks in an order nothing else changes. For other steps the
+    classifier also changes whether a mask is revealed: `GuidedMasks`. With other noise only the
+    process changes: `GuidedNoise`.
     """
     if not isinstance(process, RevealsMasks):
         return denoiser, GuidedNoise(process, gains, strength), step
@@ -159,7 +160,7 @@ def towards(
 def _raised(
     denoiser: Denoiser, process: Process, transform: Transform, gains: Callable, strength: Array
 ) -> Denoiser:
-    """Returns the denoiser of masks with guided logits; its features hold the gains too."""
+    """Returns the denoiser of masks with guided logits; its features include the gains."""
     symbols = process.vocab_size
 
     def joined(h: Array, z: Array, t: Array, index: Array | None) -> Array:
@@ -180,14 +181,14 @@ def _raised(
 
 
 class GuidedMasks(Derived):
-    """Process of masks whose reveals follow guided outputs, log mu_v + gamma gain_v.
+    """Process of masks in which reveals depend on guided outputs, log mu_v + gamma gain_v.
 
     The odds of a reveal are those of the process times sum_v mu_v exp(gamma gain_v), since a mask
-    that stays has gain 0.
+    that is not revealed has gain 0.
     """
 
     def __init__(self, process: RevealsMasks):
-        # Reveals cannot be drawn before the network is called: it is none of `RevealsMasks`.
+        # Reveals depend on the network, so the process must not be a `RevealsMasks`.
         super().__init__(process, {}, without=("reveal_probability",))
         self.masks = process
 
@@ -205,14 +206,14 @@ class GuidedMasks(Derived):
 
 
 class GuidedNoise(Derived):
-    """Process of other noise than masks, whose steps follow a classifier.
+    """Process of noise other than masks, with steps guided by a classifier.
 
         reverse_logits  log p(z_s | z_t) + gamma gain at time s
         clean_logits    the same of the step to clean data, with the gain at time 0
         reverse_rates   R exp(gamma gain) at time t (arXiv:2406.01572)
 
-    p(y | z_s) is that of time s, as z_t says nothing more of y once z_s is known. So samples of one
-    token are exact in any number of steps.
+    p(y | z_s) is evaluated at time s, since y depends on z_t only through z_s. So samples of one
+    token are exact with any number of steps.
     """
 
     def __init__(self, process: Process, gains: Callable, strength: Array):

@@ -24,7 +24,7 @@ RULES = ("count", "threshold", "factor", "entropy")
 @pytree("transform", "noise", "limit")
 @dataclasses.dataclass(frozen=True)
 class Confidence:
-    """Draws a token for every mask and keeps those with the highest score.
+    """Draws a token for every mask and keeps those with the highest scores.
 
     score     of a position, from the network's unmodified mu: temperature, top-k and top-p only
               change which token is drawn (LLaDA, arXiv:2502.09992):
@@ -45,21 +45,21 @@ class Confidence:
               they take at most `steps` steps. With them, and with per_step, the time input of the
               network is that at which the expected fraction of masks is that of the sequence
     semi_autoregressive
-              positions of a block. Blocks are filled from left to right, counted from the end of
-              the prompt, and all of them are visible as masks (LLaDA). 0: one block
+              number of positions of a block. Blocks are filled from left to right, counted from the
+              end of the prompt; the network sees later blocks as masks (LLaDA). 0: one block
     noise     noise * t * (a Gumbel draw) is added to the score (MaskGIT); for rule='count'
     edit      each step also draws tokens at the positions of earlier ones, which replace them if
               they are different and have at least this probability (LLaDA2.1's editing threshold;
               inclusionAI, ZHZisZZ/dllm). 0: tokens do not change
     edit_passes
-              after the last mask is revealed tokens are replaced further, until a network
-              evaluation replaces none, with at most this number of evaluations
+              after the last mask is revealed, further evaluations replace tokens until one of them
+              replaces none; at most this number of evaluations
 
     The samples do not have the distribution of the model. With margin or entropy and without noise
     the positions depend only on the logits, and the evaluator `path` gives the likelihood of the
-    samples. With probability the order depends on the drawn tokens, and there is no likelihood;
-    nor is there with `edit`, which also uses the network's outputs at visible tokens. Losses on
-    masks do not train these.
+    samples. With probability the order depends on the drawn tokens, and there is no likelihood.
+    Neither is there with `edit`. It also uses the network's outputs at visible tokens, which losses
+    on masks do not train.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -121,7 +121,7 @@ class Confidence:
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the number of masks that a step reveals follows from the logits."""
+        """Whether the number of masks that a step reveals depends on the logits."""
         return self.rule != "count"
 
     def __call__(
@@ -168,11 +168,11 @@ class Confidence:
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether the positions to reveal are a function of the logits alone."""
+        """Whether the positions to reveal depend only on the logits."""
         return self.score != "probability" and self.noise == 0 and not self.edit
 
     def rounds(self, length: int, steps: int) -> int:
-        """Returns how many steps a text of this length takes at most."""
+        """Returns the largest number of steps for a text of this length."""
         return max(steps, -(-length // self.per_step)) if self.per_step else steps
 
     def left(self, process: RevealsMasks, z: Array) -> Array:
@@ -187,9 +187,9 @@ class Confidence:
         return self(denoiser, process, chain, end, end, own)
 
     def finish(self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, keys: Array) -> Chain:
-        """Draws the masks that are left, and replaces tokens while the network changes any.
+        """Draws the remaining masks, then replaces tokens until the network changes none.
 
-        With per_step these are further steps, if the grid has too few for the text.
+        With per_step the masks are drawn in further steps, if the grid has too few for the text.
         """
         if self.per_step:
             most = self.rounds(chain.z.shape[1], 0)
@@ -208,16 +208,17 @@ class Confidence:
         return self._chosen(process, chain, logits, chain.z, due)
 
     def time(self, process: RevealsMasks, chain: Chain, t: Array) -> Array:
-        """Returns the time that the network is told in a step from t: [B].
+        """Returns the time input of the network in a step from t: [B].
 
-        If the grid does not say how many masks there are, it is that of their share.
+        If the grid does not determine the number of masks, it is the time with this fraction of
+        masks.
         """
         if not (self.is_adaptive or self.per_step):
             return jnp.full(len(chain.z), t)
         return process.schedule.inverse(masks_share(chain, process.is_noise(chain.z)))
 
     def _due(self, process: RevealsMasks, chain: Chain, masks: Array, s: Array) -> Array:
-        """Least number of masks that the step to s reveals: [B]."""
+        """Returns the least number of masks that the step to s reveals: [B]."""
         if self.per_step:
             return jnp.full(len(chain.z), self.per_step)
         by_grid = jnp.sum(masks, axis=1) - masks_left(process, chain, s)
@@ -248,7 +249,7 @@ class Confidence:
         return masks & (jnp.argsort(best_first, axis=1) < due[:, None])
 
     def _holds(self, measure: Array) -> Array:
-        """Marks the positions that the rule reveals, in the order of their scores: bool [B, L].
+        """Returns which positions the rule reveals, sorted by score: bool [B, L].
 
         measure: log probabilities, margins, or entropies.
         """

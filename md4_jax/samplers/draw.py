@@ -20,11 +20,11 @@ TWO_STAGES = 1024
 def categorical(key: Array, logits: Array) -> Array:
     """Draws one symbol from each row of float32 logits [..., V]: int32 [...].
 
-    A large vocabulary is drawn from in two stages: a block of about sqrt(V) symbols by its total
-    probability, then a symbol of the block. The law is the same, from 2 sqrt(V) Gumbel draws
-    instead of V.
+    With a large vocabulary, a draw has two stages: a block of about sqrt(V) symbols by its total
+    probability, then a symbol of the block. The distribution is the same, with 2 sqrt(V) Gumbel
+    draws instead of V.
     """
-    # 30 times the speed of one stage at [1, 1024, 32768] on CPU, 15 times at [8, 256, 1024].
+    # 30 times as fast as one stage at [1, 1024, 32768] on CPU, 15 times at [8, 256, 1024].
     vocabulary = logits.shape[-1]
     if vocabulary < TWO_STAGES:
         return _gumbel_max(key, logits)
@@ -40,19 +40,19 @@ def categorical(key: Array, logits: Array) -> Array:
 
 
 def _gumbel_max(key: Array, logits: Array) -> Array:
-    # Float32 Gumbel noise of the default mode ends at 15.9: symbols of probability 1e-8 would
-    # never appear.
+    # Float32 Gumbel noise of the default mode is at most 15.9: symbols of probability 1e-8 would
+    # never be drawn.
     return jax.random.categorical(key, logits, axis=-1, mode="high").astype(jnp.int32)
 
 
 def draw_token(keys: Array, logits_BxLxV: Array) -> Array:
-    """Draws one symbol a position, int32 [B, L], with one key a sequence."""
+    """Draws one symbol per position, int32 [B, L], with one key per sequence."""
     return jax.vmap(categorical)(keys, logits_BxLxV)
 
 
 def gumbel(keys: Array, like: Array) -> Array:
     """Draws Gumbel noise of the shape of an array [B, ...], with one key a sequence."""
-    # As in `_gumbel_max`: no end at 15.9.
+    # As in `_gumbel_max`: not limited to 15.9.
     return jax.vmap(lambda key: jax.random.gumbel(key, like.shape[1:], mode="high"))(keys)
 
 
@@ -61,14 +61,14 @@ def draw_at(
 ) -> tuple[Array, Array]:
     """Draws tokens at the positions index; returns them with their untransformed probabilities.
 
-    All are [B, P]. Each position has its own key, made from its sequence's key and its index, so
-    that its token does not depend on which other positions are drawn with it.
+    All are [B, P]. Each position has its own key, computed from the key of its sequence and its
+    index, so that its token does not depend on the other positions that are drawn with it.
     """
     return draw_from(denoiser, transform, denoiser.features_at(z, t, index), index, keys)
 
 
 def reading(denoiser: Denoiser, rank: Array) -> Denoiser:
-    """Returns the denoiser whose network reads each sequence in the order of the ranks [B, L]."""
+    """Returns the denoiser that reads each sequence in the order of the ranks [B, L]."""
 
     def at(z: Array, t: Array, index: Array | None = None) -> Array:
         return denoiser.ordered.features(z, t, rank, index)
@@ -80,7 +80,7 @@ def reading(denoiser: Denoiser, rank: Array) -> Denoiser:
 def draw_from(
     denoiser: Denoiser, transform: Transform, h_BxPxD: Array, index: Array, keys: Array
 ) -> tuple[Array, Array]:
-    """Draws what `draw_at` does, from the features of the positions index."""
+    """Draws the same as `draw_at`, from the features of the positions index."""
     keys_BxP = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, index)
 
     def draw(h: Array, keys: Array) -> tuple[Array, Array]:
@@ -111,7 +111,7 @@ def entropy(logits: Array) -> Array:
 
 
 def _in_chunks(fn: Callable, chunks: int, *arrays: Array):
-    """Applies fn to pieces of the second axis, one after another."""
+    """Applies fn to chunks of the second axis, one after another."""
     length = arrays[0].shape[1]
     if chunks == 1 or length == 1:
         return fn(*arrays)
@@ -119,7 +119,7 @@ def _in_chunks(fn: Callable, chunks: int, *arrays: Array):
     count = -(-length // size)
 
     def split(x: Array) -> Array:
-        # Pads by repetition, since there is no zero of random keys.
+        # Pads by repetition, since random keys have no zero.
         padded = jnp.concatenate([x, x[:, : count * size - length]], axis=1)
         return jnp.moveaxis(padded.reshape(len(x), count, size, *x.shape[2:]), 1, 0)
 

@@ -1,4 +1,4 @@
-"""Sampling of texts that begin empty, and into which tokens are inserted: docs/samplers.md."""
+"""Sampling of variable length that inserts tokens into empty texts: docs/samplers.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -22,8 +22,8 @@ class Edit:
 
     In a step from t to s gap g gets a token of Q_g with probability min(1, y_g r), where r is
     P(a token is present at s | it is absent at t) and y_g the network's expected number of missing
-    tokens. A sample that gets too long is cut at its end. A prompt is the beginning of the text,
-    and nothing is inserted before its end.
+    tokens. A sample that becomes too long is truncated. A prompt is the beginning of the text, and
+    nothing is inserted before its end.
     """
 
     needs: ClassVar[Needs] = Needs((InsertsTokens,), gaps=True)
@@ -49,15 +49,15 @@ class Edit:
     def finish(
         self, denoiser: Denoiser, process: InsertsTokens, chain: Chain, keys: Array
     ) -> Chain:
-        """Returns the chain: what is still missing at t = 0 is missing in the sample."""
+        """Returns the chain unchanged: tokens that are missing at t = 0 remain missing."""
         return chain
 
 
 def merged(fresh: Array, old: Array, empty: float, new: Array, kept: Array) -> Array:
-    """Returns fresh [B, L + 1] where `new` and old [B, L] where `kept`, to the front: [B, L].
+    """Merges fresh [B, L + 1] where `new` and old [B, L] where `kept`, left-aligned: [B, L].
 
-    fresh[b, g] comes before old[b, g]. `empty` fills up the row. Where there is no room for all,
-    new ones are left out from the end on.
+    fresh[b, g] comes before old[b, g]. Rows are padded with `empty`. If there is no room for all,
+    the last new ones are dropped.
     """
     length = old.shape[1]
     room = length - jnp.sum(kept, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Editing, in which tokens that are drawn already are replaced by others: docs/samplers.md."""
+"""Editing: replacement of tokens that were drawn before: docs/samplers.md."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ from md4_jax.samplers.draw import draw_token, probability
 def replaced(
     process: RevealsMasks, chain: Chain, outputs: Array, tokens: Array, limit: float
 ) -> Array:
-    """Marks visible tokens in whose place another one was drawn that is likely: bool [B, L].
+    """Returns which visible tokens are replaced by a different, likely token: bool [B, L].
 
     tokens  int32 [B, L], drawn from the network's outputs [B, L, V] at each position
-    limit   least probability of the new token, unmodified by temperature, top-k and top-p
+    limit   least probability of the new token, before temperature, top-k and top-p
 
     Masks and tokens of the prompt are never marked.
     """
@@ -38,7 +38,7 @@ def settled(
 ) -> Chain:
     """Replaces tokens of a chain without masks until a pass replaces none (LLaDA2.1).
 
-    passes  most network evaluations of each sequence. keys: one for each sequence
+    passes  largest number of network evaluations per sequence. keys: one for each sequence
     """
 
     def edit(state: tuple[Array, Array, Chain]) -> tuple[Array, Array, Chain]:

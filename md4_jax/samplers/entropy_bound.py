@@ -15,12 +15,12 @@ from md4_jax.samplers.transforms import Transform, predicts_ratios
 
 
 class Memory(NamedTuple):
-    """State that one step leaves for the next, with the sequences of a batch first.
+    """State that one step passes to the next; the batch axis is first.
 
     likeliest  int32 [B, N, L], the most likely tokens of the last N steps, -1 before the first
     sure       float32 [B, L], probabilities of those of the last step
     settled    bool [B], whether a sequence takes no more steps
-    signal     [B, L, D], of `Conditioned`; None for a network that reads none
+    signal     [B, L, D], of `Conditioned`; None for a network without self-conditioning
     """
 
     likeliest: Array
@@ -69,7 +69,7 @@ class EntropyBound:
             raise UserError(f"sample.cooling must lie in [0, 1], not {self.cooling}")
 
     def begin(self, denoiser: Denoiser, process: RedrawsUniformly, chain: Chain) -> Memory:
-        """Returns what the first step finds."""
+        """Returns the memory for the first step."""
         rows, length = chain.z.shape
         signal = None
         if denoiser.recall is not None:
@@ -142,12 +142,12 @@ class EntropyBound:
     def finish(
         self, denoiser: Denoiser, process: RedrawsUniformly, chain: Chain, keys: Array
     ) -> Chain:
-        """Takes the likeliest tokens of the last step."""
+        """Takes the most likely tokens of the last step."""
         return chain._replace(z=chain.memory.likeliest[:, -1], confidence=chain.memory.sure)
 
 
 def least(values: Array, bound: Array | float) -> Array:
-    """Marks the smallest of values [B, L] whose sum without their largest is within the bound."""
+    """Marks the smallest values [B, L] whose sum, without the largest of them, is within bound."""
     order = jnp.argsort(values, axis=1)
     ascending = jnp.take_along_axis(values, order, axis=1)
     within = jnp.cumsum(ascending, axis=1) - ascending <= bound
@@ -155,5 +155,5 @@ def least(values: Array, bound: Array | float) -> Array:
 
 
 def _where(chosen: Array, one: Array, other: Array) -> Array:
-    """Returns rows of one where chosen [B], and of the other elsewhere."""
+    """Selects rows of `one` where chosen [B], and of `other` elsewhere."""
     return jnp.where(chosen.reshape(-1, *[1] * (one.ndim - 1)), one, other)

@@ -22,17 +22,17 @@ from md4_jax.samplers.transforms import Transform
 @pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class Eso(InOrder):
-    """Draws a text in an order that is drawn first (Eso-LM (B), arXiv:2506.01928).
+    """Draws a random order, then a text in this order (Eso-LM (B), arXiv:2506.01928).
 
-    A token belongs to diffusion with probability alpha_0. In the steps of the grid, each of these
-    is revealed with the probability of `ancestral`; one step draws all of its tokens at once. Then
-    the others follow from left to right, each given all before it. In a random order of the
-    tokens of diffusion, a prediction sees what earlier steps have revealed and, as masks, the
-    tokens of its own step before it.
+    Each token is drawn by diffusion with probability alpha_0. The steps of the grid reveal these
+    tokens with the probability of `ancestral`; a step draws all of its tokens at once. The other
+    tokens follow from left to right, each given all earlier ones. Tokens of diffusion have a random
+    order. The network sees the tokens of earlier steps and, as masks, those that come before in the
+    same step.
 
-    alpha_0  0: from left to right alone; 1: diffusion alone. That of the objective unless given
-    cached   keeps the keys and values of drawn tokens, so that a network evaluation reads only the
-             tokens that are new and those to be drawn. False: the same samples, more slowly
+    alpha_0  0: only from left to right; 1: only diffusion. The default is that of the objective
+    cached   caches the keys and values of drawn tokens, so that a network evaluation reads only new
+             tokens and those to be drawn. False: the same samples, more slowly
 
     With many steps the samples have the likelihood that `eso_orders` bounds.
     """
@@ -52,11 +52,11 @@ class Eso(InOrder):
     ) -> RevealSchedule:
         """Draws the order of all masks, and the rounds of those that the grid reveals.
 
-        A grid that ends at s > 0 leaves masks. What is known comes first in the order.
+        If the grid ends at s > 0, masks remain. Known tokens come first in the order.
         """
         times, masks = jnp.asarray(grid)[::-1], process.is_noise(chain.z)
         levels, end = process.schedule.alpha(times), times[-1] <= 0.0
-        # Of a chain at t < 1: the law of the draws given that no mask has been revealed before.
+        # For t < 1: the distribution of the draws given that no mask has been revealed before.
         since = jnp.where(times[0] >= 1.0, 0.0, self.alpha_0 * levels[0])
         draws = since + (1.0 - since) * uniforms(keys, chain.z.shape[1])
         first = masks & (draws < self.alpha_0)
@@ -71,20 +71,20 @@ class Eso(InOrder):
         return RevealSchedule(rounds, jnp.zeros_like(draws), rank)
 
     def diffused_share(self, process: RevealsMasks, s: Array, t: Array) -> Array:
-        """P(a mask of diffusion's is revealed in the step to s), of all masks at t."""
+        """P(a mask at t is drawn by diffusion and revealed in the step to s)."""
         early, late = (self.alpha_0 * process.schedule.alpha(time) for time in (s, t))
         return (early - late) / jnp.maximum(1.0 - late, 1e-6)
 
     def per_round(self, length: int) -> int:
-        """Returns how many positions a round reveals at most."""
+        """Returns the largest number of positions of a round."""
         return length if self.alpha_0 > 0.0 else 1
 
     def rounds(self, length: int, steps: int) -> int:
-        """Returns how many rounds a text of this length takes at most."""
+        """Returns the largest number of rounds for a text of this length."""
         return length if self.alpha_0 < 1.0 else min(steps, length)
 
     def is_cached(self, denoiser: Denoiser) -> bool:
-        """Returns whether keys and values are kept with this network."""
+        """Returns whether keys and values are cached with this network."""
         return self.cached and denoiser.ordered.append is not None
 
     def run_cached(
@@ -97,11 +97,11 @@ class Eso(InOrder):
         keys: Array,
         grid: np.ndarray,
     ) -> Chain:
-        """Draws what `reveal.run` draws by the schedule, with keys and values kept.
+        """Draws the same as `reveal.run` with this schedule, using a cache.
 
-        An evaluation reads the tokens of the round before and the masks of its own. Two programs do
-        so: one for as many positions as a step of diffusion rarely exceeds, or for all if one does,
-        and one for the single tokens that are drawn from left to right.
+        An evaluation reads the tokens of the previous round and the masks of its own. There are two
+        programs: one for rounds of diffusion, with a number of positions that a step rarely exceeds
+        (or all positions, if a step exceeds it), and one for single tokens from left to right.
         """
         _rows, length = chain.z.shape
         plan = _Plan(denoiser, self.transform, schedule, process.mask_id, keys)
@@ -111,7 +111,7 @@ class Eso(InOrder):
         state = Reading(jnp.int32(0), chain.z, chain.confidence, cache)
         if self.alpha_0 > 0.0:
             sizes = _sizes(schedule.round, drawn)
-            # One more evaluation than there are large rounds reads the tokens of the last of them.
+            # One more evaluation than there are large rounds: it reads the tokens of the last one.
             large = jnp.max(jnp.where(sizes > 1, jnp.arange(length) + 2, 0))
             few = reveal.independent_capacity(process, grid, length, self.diffused_share)
             wide = [partial(plan.until, jnp.minimum(large, jnp.max(counts)), size) for size in
@@ -130,10 +130,10 @@ def _rounds(draws: Array, rank: Array, levels: Array, *, alpha_0: float) -> Arra
     """Returns the round in which each position is revealed, from 0 on: int32 [B, L].
 
     Tokens with a draw below alpha_0 are revealed in T rounds: in round i if alpha_0 levels_i <=
-    draw < alpha_0 levels_{i+1}; the first and the last take what is beyond. Each other token has a
-    round of its own, in the order of the ranks.
+    draw < alpha_0 levels_{i+1}; draws outside belong to the first or last round. Each other token
+    has its own round, in the order of the ranks.
 
-    levels  [T + 1], alpha at the times of the grid, rising
+    levels  [T + 1], alpha at the times of the grid, increasing
     """
     count = len(levels) - 1
     step = jnp.searchsorted(alpha_0 * levels[1:-1], draws, side="right").astype(jnp.int32)
@@ -143,7 +143,7 @@ def _rounds(draws: Array, rank: Array, levels: Array, *, alpha_0: float) -> Arra
 class Reading(NamedTuple):
     """State between two evaluations with a cache.
 
-    number  int32 [], the evaluation to come, which draws the round of that number
+    number  int32 [], index of the next evaluation, which draws the round with this index
     z, confidence  as in `Chain`
     cache   of the tokens of the rounds before the last one
     """
@@ -161,7 +161,7 @@ def _sizes(round: Array, drawn: Array) -> Array:
 
 
 def _with_known(denoiser: Denoiser, chain: Chain, schedule: RevealSchedule, drawn: Array) -> Any:
-    """Returns the cache of the tokens that the chain already has."""
+    """Returns the cache of the tokens that are already known in the chain."""
     rows, length = chain.z.shape
     empty, known = denoiser.ordered.empty_cache(rows, length), jnp.logical_not(drawn)
     place = jnp.broadcast_to(jnp.arange(length), chain.z.shape)
@@ -184,7 +184,7 @@ class _Plan(NamedTuple):
 
     def until(self, end: Array, size: int, state: Reading) -> Reading:
         """Draws the rounds before `end`, of at most `size` positions each."""
-        # Positions in the order in which they are drawn, and where each round of it begins.
+        # Positions in the order of drawing, and where each round begins in it.
         key = jnp.where(self.schedule.round < NEVER, self.schedule.rank, NEVER)
         order = jnp.argsort(key, axis=1, stable=True)
         order = jnp.pad(order, ((0, 0), (0, size)))
@@ -206,7 +206,7 @@ class _Plan(NamedTuple):
         held = jnp.take_along_axis(state.z, before, axis=1)
         z = jnp.concatenate([held, jnp.full_like(now, self.mask_id)], axis=1)
         rank = jnp.take_along_axis(self.schedule.rank, place, axis=1)
-        # What only fills the shape comes last, so that nothing else sees it.
+        # Padding comes last, so that other positions do not see it.
         rank = jnp.where(keep, rank, length)
         stays = keep.at[:, size:].set(False)
         append = self.denoiser.ordered.append
@@ -222,7 +222,7 @@ class _Plan(NamedTuple):
 
 
 def _of_round(order: Array, ascending: Array, number: Array, size: int) -> tuple[Array, Array]:
-    """Returns (positions [B, size] from the beginning of a round on, which of them are of it)."""
+    """Returns (positions [B, size] from the beginning of a round, which of them belong to it)."""
     begin = jnp.sum(ascending < number, axis=1, dtype=jnp.int32)
     slots = jnp.minimum(begin[:, None] + jnp.arange(size), order.shape[1] - 1)
     inside = jnp.take_along_axis(ascending, slots, axis=1) == number

@@ -19,17 +19,17 @@ RATES = ("integrated", "frozen")
 @pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """Draws clean tokens x from the denoiser, and lets each position jump towards its own.
+    """Draws clean tokens x from the denoiser; each position may then jump towards its token.
 
-    Discrete flow matching (arXiv:2407.15595; arXiv:2412.06264, MixtureDiscreteEulerSolver). On
-    uniform noise a symbol y is reached with probability mu_y p, where, with w = -alpha' / (1 -
-    alpha) and h = t - s, p is by `rate`
+    Discrete flow matching (arXiv:2407.15595; arXiv:2412.06264, MixtureDiscreteEulerSolver). With
+    uniform noise the probability of a jump to y is mu_y p. With w = -alpha' / (1 - alpha) and
+    h = t - s, the option `rate` determines p:
 
     integrated  1 - exp(-int_s^t w) = (alpha_s - alpha_t) / (1 - alpha_t), exact for given x
-    frozen      1 - exp(-h w(t)), their step, and 1 in the step to s = 0
+    frozen      1 - exp(-h w(t)), the published step, and 1 in the step to s = 0
 
-    Of noise by distances (arXiv:2412.03487) a step is `MetricPath.flow_step`, first order in h.
-    With the right denoiser and small steps z_s has the distribution of the process at s.
+    With metric-induced noise (arXiv:2412.03487) a step is `MetricPath.flow_step`, first order in h.
+    With the optimal denoiser and small steps, z_s has the distribution of the process at s.
     """
 
     needs: ClassVar[Needs] = Needs((HasFlow,))

@@ -16,7 +16,7 @@ def cosine(steps: int) -> np.ndarray:
     """t(i) = cos(pi/2 (1 - i/T)), float32 [T + 1]: the first steps reveal few tokens (MD4, sec. 5).
 
     On this grid the linear schedule has the alphas of the cosine schedule on the uniform grid.
-    From 6434 steps on some times near 1 would be equal in float32. These are moved apart.
+    With 6434 steps or more some times near 1 are equal in float32. They are moved apart.
     """
     t = np.sin(0.5 * np.pi * np.arange(steps + 1) / steps)
     # 2^-24 is the distance of float32 numbers just below 1.
@@ -31,7 +31,7 @@ def log_linear(steps: int) -> np.ndarray:
 
 
 def listed(times: Sequence[float]) -> np.ndarray:
-    """Reverses a user's times to float32 [T + 1]; UserError if they do not fall from 1 to 0."""
+    """Reverses the given times: float32 [T + 1]. UserError unless they decrease from 1 to 0."""
     t = np.asarray(times, np.float32)
     if len(t) < 2 or t[0] != 1.0 or t[-1] != 0.0 or not (np.diff(t) < 0).all():
         raise UserError(

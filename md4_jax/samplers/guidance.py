@@ -19,7 +19,7 @@ from md4_jax.protocols import (
     Prompt,
 )
 
-# Of the log of a rate: a position with it jumps for certain, and sums of such rates are finite.
+# Largest log of a rate: a position with this rate always jumps, and sums of such rates are finite.
 MOST = 60.0
 
 
@@ -30,12 +30,12 @@ def guided(
     weight: float,
     prompt: Prompt | None = None,
 ) -> tuple[Denoiser, Any]:
-    """Returns the denoiser and the process that sample with guidance (arXiv:2412.10193).
+    """Returns the denoiser and the process for sampling with guidance (arXiv:2412.10193).
 
     weight  w. 0: the label y of the context is ignored; 1: usual conditioning on it; above 1:
             samples are more typical of the label
-    prompt  of the batch. Without a label, and with masks, y is the prompt, and p(x | z) is the
-            prediction with masks in place of the prompt (LLaDA, arXiv:2502.09992)
+    prompt  of the batch. With masks and no label, y is the prompt, and p(x | z) is the prediction
+            with masks in place of the prompt (LLaDA, arXiv:2502.09992)
 
     Masks: mu prop p(x | z, y)^w p(x | z)^(1 - w); a reveal's probability does not depend on x.
     Other noise: p(z_s | z_t) prop p(z_s | z_t, y)^w p(z_s | z_t)^(1 - w), see `GuidedProcess`.
@@ -55,7 +55,7 @@ def weighed(
     weight: Array | float,
     prompt: Prompt | None = None,
 ) -> tuple[Denoiser, Any]:
-    """Returns what `guided` does, with two network calls for every weight, which may be traced."""
+    """Returns the same as `guided` with two network calls for any weight, which may be traced."""
     process, free = params["process"], _free(network, params, context, prompt)
     told = network.denoiser(params, context)
     if process.shows_clean:
@@ -66,11 +66,11 @@ def weighed(
 def _free(
     network: Network, params: Params, context: Mapping[str, Array], prompt: Prompt | None
 ) -> Denoiser:
-    """Returns the denoiser that does not know the label or, without one, the prompt."""
+    """Returns the denoiser without the label or, if there is no label, without the prompt."""
     if "label" in context or prompt is None:
         return network.denoiser(params, {k: v for k, v in context.items() if k != "label"})
     mask = jnp.asarray(prompt.mask)
-    if network.causal:  # which reads each token one position later, behind the start of the text
+    if network.causal:  # reads each token one position later, after the start symbol
         mask = jnp.pad(mask[:, :-1], ((0, 0), (1, 0)))
     hide = Prompt(jnp.full(mask.shape, params["process"].mask_id), mask)
     return shown(network.denoiser(params, context), hide)
@@ -121,25 +121,25 @@ def combined(told: Array, free: Array, weight: Array | float) -> Array:
 
 
 class Derived:
-    """A process with the public attributes of another one, of which some functions are changed.
+    """A process with the public attributes of another one, except for some changed functions.
 
-    changed  functions by name, of which those replace their own that the process has
-    without  names of attributes that it lacks
+    changed  functions by name; each one replaces the process's function of this name, if any
+    without  names of attributes to remove
     """
 
     def __init__(
         self, process: Process, changed: Mapping[str, Callable], without: tuple[str, ...] = ()
     ):
         names = {name for name in dir(process) if name[0] != "_"} - {*without}
-        # Attributes of the object itself, which the checks of protocols find in every Python.
+        # Attributes of the instance, which protocol checks find in every Python version.
         vars(self).update({name: getattr(process, name) for name in names - changed.keys()})
         vars(self).update({name: changed[name] for name in names & changed.keys()})
 
 
 class GuidedProcess(Derived):
-    """A process of other noise than masks, whose steps combine outputs with and without a label.
+    """A process of noise other than masks, with steps that combine two outputs of the network.
 
-    Its functions of the network's outputs take both, [2, B, L, V], and return
+    Its functions take the outputs with and without the label, [2, B, L, V], and return
 
         reverse_logits, clean_logits  w log p(. | y) + (1 - w) log p(.) of the step
         log_score                     the same of scores, so that p_t(z | y)^w p_t(z)^(1 - w) has
@@ -161,10 +161,10 @@ def _rates(told: Array, free: Array, weight: float) -> Array:
 
 
 def rates_of(logs: Array) -> Array:
-    """Computes rates [..., V] from their logs, without overflow also of sums and products with t.
+    """Computes rates [..., V] from their logs, without overflow in sums and products with t.
 
-    If a rate of a position is above e^MOST, all of that position are divided by one number: it
-    still jumps for certain in any step, to each symbol with the same share.
+    If a rate of a position is above e^MOST, all rates of the position are divided by the same
+    number. It still always jumps, with the same probability of each symbol.
     """
     most = jnp.max(logs, axis=-1, keepdims=True)
     return jnp.exp(logs - jnp.maximum(most - MOST, 0.0))
@@ -186,9 +186,9 @@ def _step(
 
 
 def both(told: Denoiser, free: Denoiser, join: Callable[[Array, Array], Array]) -> Denoiser:
-    """Makes one denoiser of two; its logits are join(logits of told, logits of free).
+    """Combines two denoisers into one with logits join(logits of told, logits of free).
 
-    Its features are those of both side by side, so that caches and gathers go on as before.
+    Its features are those of both, concatenated, so that caches and gathers work as before.
     """
 
     def unembed(h: Array) -> Array:
@@ -210,7 +210,7 @@ def _side_by_side(one: Callable, other: Callable) -> Callable:
 
 
 def _ordered(told: Ordered, free: Ordered) -> Ordered:
-    """Makes the functions of both, with a pair of caches."""
+    """Combines the functions of both, with a pair of caches."""
 
     def append(*arguments: Any) -> tuple[Array, Any]:
         *read, caches = arguments
@@ -226,7 +226,7 @@ def _ordered(told: Ordered, free: Ordered) -> Ordered:
 
 
 def _blockwise(told: Blockwise, free: Blockwise) -> Blockwise:
-    """Makes the functions of both, with a pair of caches."""
+    """Combines the functions of both, with a pair of caches."""
 
     def of_both(one: Callable, other: Callable) -> Callable:
         def append(z: Array, t: Array, caches: tuple[Any, Any]) -> tuple[Array, Any]:

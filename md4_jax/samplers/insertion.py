@@ -16,7 +16,7 @@ from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.transforms import Transform
 
 ORDERS = ("random", "confidence")
-# Of the log of an expected number of new tokens: more than any text has, and an int32.
+# Largest log of the expected number of new tokens: longer than any text, and within int32.
 MOST = 20.0
 
 
@@ -27,7 +27,7 @@ class Insert:
 
     In a step from t to s each mask is revealed with probability (b_s - b_t) / (1 - b_t), and each
     gap gets Poisson(y_g (a_s - a_t) / (1 - a_t)) masks, with y_g the network's expected number of
-    missing tokens. A sample that gets too long is cut at its end. A prompt is the beginning of the
+    missing tokens. A sample that becomes too long is truncated. A prompt is the beginning of the
     text, and nothing is inserted before its end.
 
     order  random, or confidence: the same number of masks is unmasked, those with the largest
@@ -60,20 +60,20 @@ class Insert:
         return inserted(process, chain, jnp.where(allowed(process, chain), new, 0))
 
     def finish(self, denoiser: Denoiser, process: InsertsMasks, chain: Chain, keys: Array) -> Chain:
-        """Reveals the masks that are left at t = 0."""
+        """Reveals the remaining masks at t = 0."""
         h, _ = denoiser.gaps(chain.z, jnp.zeros(chain.z.shape[:1]))
         return self._revealed(
             denoiser, process, chain, h[:, :-1], jnp.ones(chain.z.shape, bool), keys
         )
 
     def _revealed(self, denoiser, process, chain: Chain, h, revealed: Array, keys) -> Chain:
-        """Draws the tokens of the masks that `revealed` marks, bool [B, L]."""
+        """Draws the tokens of the masks marked by `revealed`, bool [B, L]."""
         logits = denoiser.unembed(h)
         tokens = draw_token(keys, self.transform(logits))
         masks = chain.z == process.mask_id
         chosen = revealed & masks
         if self.order == "confidence":
-            # Of the likeliest token: masks chosen by the drawn one would favour likely tokens.
+            # By the most likely token: a choice by the drawn token would favour likely tokens.
             sure = probability(logits, jnp.argmax(logits, axis=-1))
             chosen = lowest(jnp.where(masks, -sure, 1.0), jnp.sum(chosen, axis=1))
         confidence = jnp.where(chosen, probability(logits, tokens), chain.confidence)
@@ -81,7 +81,7 @@ class Insert:
 
 
 def allowed(process: Grows, chain: Chain) -> Array:
-    """Marks the gaps behind the prompt and up to the end of the text, bool [B, L + 1]."""
+    """Marks the gaps after the prompt and up to the end of the text, bool [B, L + 1]."""
     gap = jnp.arange(chain.z.shape[1] + 1)
     count = jnp.sum(chain.z != process.absent_id, axis=1, keepdims=True)
     given = jnp.sum(chain.prompt_mask, axis=1, keepdims=True)
@@ -89,14 +89,14 @@ def allowed(process: Grows, chain: Chain) -> Array:
 
 
 def inserted(process: InsertsMasks, chain: Chain, new: Array) -> Chain:
-    """Returns the chain with new[b, g] masks before symbol g of z, as far as there is room."""
+    """Returns the chain with new[b, g] masks inserted before symbol g of z, if there is room."""
     length = chain.z.shape[1]
     place = jnp.arange(length)
     count = jnp.sum(chain.z != process.absent_id, axis=1, keepdims=True)
     # Floats: the sum of several large counts overflows int32. They are exact up to 2^24.
     before = jnp.cumsum(new, axis=1, dtype=jnp.float32)
     before = jnp.minimum(before, length - count).astype(count.dtype)
-    # Where each old symbol comes to lie; what is absent goes beyond the end, and is dropped.
+    # New position of each old symbol; absent ones are moved beyond the end and dropped.
     target = jnp.where(place < count, place + before[:, :-1], length)
     row = jnp.arange(len(new))[:, None]
     present = place < count + before[:, -1:]

@@ -1,4 +1,4 @@
-"""Euler and tau-leaping: steps that hold the reverse rates of t constant over [s, t]."""
+"""Euler and tau-leaping: steps with reverse rates that are constant over [s, t]."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -47,7 +47,7 @@ def leap(step, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Arra
 def expected_reveals(process: RevealsMasks, s: Array, t: Array) -> Array:
     """Expected jumps of a mask at the rate of t: (t - s) (-alpha'_t) / (1 - alpha_t)."""
     jumps = (t - s) * reveal_rate(process.schedule, t)
-    # If 1 - alpha_t is too small for a float, all masks are revealed.
+    # If 1 - alpha_t underflows, all masks are revealed.
     return jnp.where(process.schedule.one_minus_alpha(t) > 0, jumps, 1.0)
 
 
@@ -66,7 +66,7 @@ class Euler:
     transform: Transform = Transform()
 
     def check(self, process: Any) -> None:
-        """Raises UserError for excluded symbols that may stay."""
+        """Raises UserError if excluded symbols may remain in the sample."""
         check_exclude(self.transform, process, "euler")
 
     def __call__(
@@ -89,14 +89,14 @@ RULES = ("first", "reject", "sum")
 @pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class TauLeaping:
-    """Makes Poisson(h rate) jumps to each symbol at each position, with the rates at t.
+    """Draws Poisson(h rate) jumps to each symbol at each position, with the rates at t.
 
-    tauLDR (arXiv:2205.14987, section 4.3). `several` says what several jumps of a position do:
+    tauLDR (arXiv:2205.14987, section 4.3). `several` is the effect of several jumps of a position:
 
-    first   the first one is taken: a position moves with probability 1 - exp(-h rate)
-    reject  it moves only if there is exactly one: h rate exp(-h rate) (tauLDR, categorical data)
-    sum     their distances are added and the sum is clipped (tauLDR, ordinal data); for ordered
-            symbols, those of process rates with a gaussian kernel
+    first   the first jump is made: a position moves with probability 1 - exp(-h rate)
+    reject  it moves only with exactly one jump: h rate exp(-h rate) (tauLDR, categorical data)
+    sum     distances are summed and the sum is clipped (tauLDR, ordinal data); for the ordered
+            symbols of the process `rates` with a gaussian kernel
     """
 
     needs: ClassVar[Needs] = Needs(PROCESSES)

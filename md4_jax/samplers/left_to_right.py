@@ -25,8 +25,8 @@ class LeftToRight:
     A step t -> s fills the positions from round(L (1 - t)) up to round(L (1 - s)), with one
     evaluation each. Every grid gives the same, exact distribution in L evaluations.
     The network reads [m, z_0, ..., z_{L-2}] at time 0. Prompt tokens are kept; only positions to
-    their right see them. A position that all prompts of a batch fix counts as no evaluation.
-    `one_by_one` draws the same samples, with keys and values kept.
+    their right see them. A position that is fixed in all prompts of a batch needs no evaluation.
+    `one_by_one` draws the same samples with a cache of keys and values.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), causal=True)
@@ -73,9 +73,9 @@ def one_by_one(
     chain: Chain,
     keys_of: Callable[[Array], Array],
 ) -> Chain:
-    """Draws what the steps of a whole grid draw; an evaluation reads one token.
+    """Draws the same as the steps of a whole grid, with evaluations that read one token.
 
-    The keys and values of the tokens before it are kept (`Blockwise` of a causal network).
+    The keys and values of earlier tokens are cached (`Blockwise` of a causal network).
 
     keys_of: n -> keys [B] of the step that fills position n
     """
@@ -103,7 +103,7 @@ def one_by_one(
 
 
 def _put(process: RevealsMasks, chain: Chain, n: Array, drawn: tuple[Array, Array]) -> Chain:
-    """Puts tokens and their probabilities, [B, 1] each, at position n where it is open."""
+    """Writes tokens and their probabilities, [B, 1] each, at position n unless it is fixed."""
     new = (jnp.arange(chain.z.shape[1]) == n) & process.is_noise(chain.z)
     tokens, confidence = drawn
     return evaluated(

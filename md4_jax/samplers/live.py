@@ -1,4 +1,4 @@
-"""Sampling one step at a time, so that each state can be watched: docs/playground.md."""
+"""Sampling one step at a time, to show each state: docs/playground.md."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -25,12 +25,12 @@ from md4_jax.samplers.transforms import Transform
 class Watched(NamedTuple):
     """State of one sample.
 
-    step         steps that are taken
-    of           steps in all
+    step         number of steps taken
+    of           total number of steps
     z            int32 [L], its symbols
     confidence   float32 [L], as in `Chain`
     evaluations  network calls so far
-    settled      number of symbols at the beginning that no later step changes
+    settled      number of leading symbols that no later step changes
     """
 
     step: int
@@ -53,12 +53,12 @@ class Asked(NamedTuple):
 
 
 class Told(NamedTuple):
-    """Arguments of which a denoiser is made.
+    """Arguments from which a denoiser is made.
 
     context  inputs of the network, {name: [B]}
     weight   of guidance
     prompt   of the whole texts, [B, L]
-    text     the texts of which a block is drawn, `opened` by `Blocks`; None: they are drawn whole
+    text     texts in block-wise sampling, `opened` by `Blocks`; None: whole texts are drawn
     """
 
     context: Mapping[str, Array]
@@ -68,7 +68,7 @@ class Told(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Arguments that all programs of a text, or of a block of it, share.
+    """Arguments shared by all programs of a text, or of a block of it.
 
     kind    weight of guidance if it is 0 or 1, else None
     keys    [B]
@@ -109,7 +109,7 @@ class Live:
         self._pass = jit(self._one_pass, mesh, network, static_argnames=("kind", "capacity"))
 
     def program(self, function: Callable) -> Callable:
-        """Compiles a function, with (params, told) and kind= in place of (denoiser, process)."""
+        """Compiles a function; (denoiser, process) are replaced by (params, told) and kind=."""
 
         def bound(params: Params, told: Told, *rest, kind: Any):
             return function(*self._bound(params, told, kind), *rest)
@@ -117,7 +117,7 @@ class Live:
         return jit(bound, self.mesh, self._network, static_argnames="kind")
 
     def _stepping(self, function: Callable) -> Callable:
-        """Compiles a function of (denoiser, process, step, ...), guided where a classifier is."""
+        """Compiles a function of (denoiser, process, step, ...), guided by a classifier if any."""
 
         def bound(params: Params, told: Told, step: SamplerStep, *rest, kind: Any):
             denoiser, process = self._bound(params, told, kind)
@@ -130,14 +130,14 @@ class Live:
     def _one_pass(
         self, params: Params, told: Told, transform: Transform, *rest, kind: Any, **options
     ) -> reveal.Drawing:
-        """Does what `reveal.one_pass` does, guided where a classifier is."""
+        """Calls `reveal.one_pass`, guided if there is a classifier."""
         denoiser, process = self._bound(params, told, kind)
         if self._guide is not None:
             denoiser, transform = self._guide.raised(params, denoiser, process, transform)
         return reveal.one_pass(denoiser, transform, *rest, **options)
 
     def _bound(self, params: Params, told: Told, kind: Any) -> tuple[Denoiser, Any]:
-        """Makes denoiser and process of their arguments."""
+        """Makes denoiser and process from their arguments."""
         make = weighed if kind is None else guided
         weight = told.weight if kind is None else kind
         denoiser, process = make(self._network, params, told.context, weight, told.prompt)
@@ -162,10 +162,10 @@ class Live:
     def watch(
         self, params: Params, asked: Asked, window: int = 0, of: int = 0
     ) -> Iterator[Watched]:
-        """Yields the states of sample 0 of `loop.sample`, that before the first step first.
+        """Yields the states of sample 0 of `loop.sample`, beginning before the first step.
 
-        window  number of the window of a long text
-        of      number of steps to name; 0: as many as this text takes
+        window  index of the window of a long text
+        of      total number of steps to report; 0: the number for this text
         """
         run = self.run(params, asked, window)
         with jax.set_mesh(self.mesh):
@@ -178,7 +178,7 @@ class Live:
         """Yields the states from the chain at t = 1 on, each with its chain."""
         step = run.asked.step
         by_schedule = reveal.has_schedule(step, run.params["process"])
-        if self._guide is not None:  # which asks the network whether a mask is revealed
+        if self._guide is not None:  # reveals depend on the network
             by_schedule = by_schedule and isinstance(step, RevealsInOrder)
         return (self._by_schedule if by_schedule else self._step_by_step)(run, chain, of)
 
@@ -204,7 +204,7 @@ class Live:
                 elif np.any(step.left(run.params["process"], to_host(chain.z)[0])):
                     number = jnp.int32(-index)
                     chain = self._further(*own, chain, end_keys, number, kind=run.kind)
-                else:  # All further steps would change nothing.
+                else:  # Further steps would change nothing.
                     taken = count - 1
                 taken += 1
                 if taken == count:
@@ -215,7 +215,7 @@ class Live:
         asked, process = run.asked, run.params["process"]
         count, length = len(asked.grid) - 1, chain.z.shape[1]
         most = reveal.capacity_of(asked.step, process, asked.grid, length)
-        # Few capacities, so that few programs are compiled; it changes no token.
+        # Few capacities, so that few programs are compiled; tokens do not depend on it.
         most = min(length, 2 ** (most - 1).bit_length())
         with jax.set_mesh(self.mesh):
             grid, own = jnp.asarray(asked.grid), fold_keys(run.keys, count)

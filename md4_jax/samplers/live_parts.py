@@ -1,4 +1,4 @@
-"""Watching texts that are drawn part by part: block by block, or window by window."""
+"""States of texts that are drawn part by part: block by block, or window by window."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,7 +30,7 @@ class LiveBlocks:
         )
 
     def watch(self, params: Params, asked: Asked) -> Iterator[Watched]:
-        """Yields the states of sample 0 of `Blocks`, that before the first step first."""
+        """Yields the states of sample 0 of `Blocks`, beginning before the first step."""
         run, size = self._live.run(params, asked), self._blocks.block
         text, moved, shift = self._call(self._begin, run)
         count, shift = moved.shape[1] // size, int(to_host(shift)[0])
@@ -55,7 +55,7 @@ class LiveBlocks:
         yield Watched(path.of, path.of, *seen, each * int(used), len(asked.prompt.tokens))
 
     def _block(self, run: Run, chain: Chain, rounds: int) -> Iterator[tuple[Watched, Chain]]:
-        """Yields the states of a block; of one that is given the only one, without the network."""
+        """Yields the states of a block; a given block has one state and no evaluation."""
         if not to_host(chain.prompt_mask)[0].all():
             yield from self._live.states(run, chain, rounds)
             return
@@ -106,7 +106,7 @@ def watch_windows(
 
 
 class _Path:
-    """Text on the host, of which parts of equally many steps are drawn one after another."""
+    """Text on the host, drawn part by part with equally many steps per part."""
 
     def __init__(self, prompt: Prompt, unseen: int, parts: int, rounds: int):
         self.z = np.where(prompt.mask, prompt.tokens, unseen)
@@ -114,9 +114,9 @@ class _Path:
         self.of, self._rounds = parts * (rounds + 1) - 1, rounds
 
     def put(self, number: int, begin: int, part: Watched, used: int) -> Iterator[Watched]:
-        """Puts a state of a part into the text, beyond whose ends it may lie, and yields the text.
+        """Writes a state of a part, which may extend beyond the text, and yields the text.
 
-        That of the last step is not yielded: it is left to whoever knows how the text ends.
+        The last state is not yielded; the caller yields it once it knows where the text ends.
 
         used  network evaluations of the parts before
         """

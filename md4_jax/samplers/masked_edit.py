@@ -1,4 +1,4 @@
-"""Sampling of texts that begin as masks and are edited: docs/samplers.md."""
+"""Sampling of variable length that edits a text of masks: docs/samplers.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -22,10 +22,10 @@ from md4_jax.samplers.transforms import Transform
 class MaskedEdit:
     """Replaces and deletes masks, and inserts tokens (Edit Flows, arXiv:2506.09487).
 
-    In a step from t to s each mask is edited with probability r = P(an edit has been made at s | it
-    has not at t), which is exact: it is deleted with the network's probability, and otherwise
-    replaced by a token. Gap g gets one token with probability min(1, y_g r), as in `Edit`. A sample
-    that gets too long is cut at its end. A prompt is the beginning of the text.
+    In a step from t to s each mask is edited with probability r = P(the edit has been made at s |
+    it has not been made at t), which is exact: it is deleted with the network's probability, and
+    otherwise replaced by a token. Gap g gets one token with probability min(1, y_g r), as in
+    `Edit`. A sample that becomes too long is truncated. A prompt is the beginning of the text.
     """
 
     needs: ClassVar[Needs] = Needs((EditsMasks,), gaps=True, edits=True)
@@ -59,5 +59,5 @@ class MaskedEdit:
         return evaluated(chain, z, confidence)
 
     def finish(self, denoiser: Denoiser, process: EditsMasks, chain: Chain, keys: Array) -> Chain:
-        """Returns the chain: the last step edits all masks."""
+        """Returns the chain unchanged: the last step has edited all masks."""
         return chain

@@ -18,13 +18,13 @@ from md4_jax.samplers.transforms import Transform
 @pytree()
 @dataclasses.dataclass(frozen=True)
 class Metropolis:
-    """Runs a Markov chain whose distribution tends to p_t at t = level, from the process's prior.
+    """Runs a Markov chain from the prior that converges to p_t at t = level.
 
     A proposal z' changes one token of z to one of the V - 1 others, both drawn uniformly. It is
     accepted with probability min(1, s |N(z)| / |N(z')|), where s = p_t(z') / p_t(z) is the model's
     ratio (arXiv:2211.00802; identity C02). Every sequence has |N| = L (V - 1) neighbours, so that
     the degrees cancel. T grid steps make T * proposals proposals of one network evaluation each.
-    Convergence needs many times L (V - 1) of them; how many is not known beforehand.
+    Convergence takes many times L (V - 1) proposals; how many is not known in advance.
 
     level 0 samples clean data (`concrete_score` with time=0). For a higher level the noise
     is removed after the chain in one step, p(x | z_level) at each position. No token is drawn
@@ -93,7 +93,8 @@ class Metropolis:
 def acceptance(ratio: Array, degree: Array | int, degree_proposed: Array | int) -> Array:
     """Acceptance probability min(1, ratio |N(x)| / |N(x')|), with ratio = p(x') / p(x).
 
-    A proposal x -> x' is made with probability 1 / |N(x)|, and x' -> x with 1 / |N(x')|; leaving
-    out their ratio changes the law (identity C02). The graph must be undirected.
+    A proposal x -> x' is made with probability 1 / |N(x)|, and x' -> x with 1 / |N(x')|. Without
+    their ratio the stationary distribution would be wrong (identity C02). The graph must be
+    undirected.
     """
     return jnp.minimum(1.0, ratio * degree / degree_proposed)

@@ -23,9 +23,9 @@ def reveal_observed(
     """Takes the ancestral step between the times (s, t), s < t, of z and of y.
 
     A token is drawn for each mask from the denoiser at (z_t, y_t). With the probability of a reveal
-    z_s shows it. Otherwise y_s is drawn from q(y_s | y_t, token), so that tokens are drawn anew at
-    s. With the right network that is the exact law of (z_s, y_s) of each position given all of
-    (z_t, y_t), and the positions are drawn independently.
+    it becomes z_s. Otherwise y_s is drawn from q(y_s | y_t, token), and the token is discarded.
+    With the optimal network this is the exact distribution of (z_s, y_s) at each position given
+    (z_t, y_t); positions are drawn independently.
     """
     of_reveal, of_token, of_noise = split_keys(keys, 3)
     before, now = (jnp.full(chain.z.shape[:1], time) for time in times)
@@ -43,7 +43,7 @@ def finish_observed(
     time: Array,
     keys: Array,
 ) -> Chain:
-    """Draws the masks that are left at this time, and drops the continuous state."""
+    """Draws the remaining masks at this time, and drops the continuous state."""
     left = process.is_noise(chain.z)
 
     def drawn(chain: Chain) -> Chain:

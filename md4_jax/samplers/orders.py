@@ -27,13 +27,13 @@ def blocks_of(chain: Chain, size: int) -> Array | int:
 
 
 def masks_share(chain: Chain, masks: Array) -> Array:
-    """Returns the share of these masks [B, L] among the positions outside the prompt: [B]."""
+    """Returns the fraction of these masks [B, L] among positions outside the prompt: [B]."""
     free = jnp.sum(~chain.prompt_mask, axis=1)
     return jnp.sum(masks, axis=1) / jnp.maximum(free, 1)
 
 
 def in_order(chosen: Array, values: Array, block: Array | int = 0) -> Array:
-    """Returns the positions by block, then by value, those that are not chosen last: [B, L]."""
+    """Sorts positions by block, then by value; those that are not chosen are last: [B, L]."""
     values = jnp.where(chosen, values, jnp.inf)
     if isinstance(block, int):
         return jnp.argsort(values, axis=1, stable=True)
@@ -69,9 +69,9 @@ class FirstHitting(InOrder):
     """Reveals one mask at a time, at the times of the exact process (arXiv:2409.02908).
 
     With n masks at time t, the next is revealed at tau with 1 - alpha_tau = (1 - alpha_t) U^(1/n).
-    It is a uniformly chosen one, drawn from the denoiser at tau (identities T11, M16). All these
-    times together are n independent uniforms in order, and are drawn so. There is one network
-    evaluation for each mask and no discretisation error; steps and grid change nothing.
+    It is chosen uniformly, and its token is drawn from the denoiser at tau (identities T11, M16).
+    The values 1 - alpha at all times are drawn together, as n sorted independent uniforms. There is
+    one network evaluation for each mask and no discretisation error; steps and grid have no effect.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -90,7 +90,7 @@ class FirstHitting(InOrder):
         return RevealSchedule(jnp.where(reached, rank, NEVER), process.schedule.inverse(noise))
 
     def rounds(self, length: int, steps: int) -> int:
-        """Returns how many rounds a text of this length takes at most: one for each position."""
+        """Returns the largest number of rounds of a text of this length: one per position."""
         return length
 
     def per_round(self, length: int) -> int:
@@ -104,10 +104,10 @@ class AnyOrder(InOrder):
     """Reveals `per_step` masks at a time, in a random order, left to right or right to left.
 
     per_step 0 reveals as many as the grid says: after a step to s, floor((1 - alpha_s) n) of the n
-    positions outside the prompt are masks. Otherwise steps and grid change nothing, and the network
-    reads the time at which the expected share of masks is that of the sequence. With per_step 1
-    and a given order, x ~ prod_n mu(x_n | tokens drawn before) exactly, and `along_order` computes
-    the likelihood of such samples.
+    positions outside the prompt are masks. Otherwise steps and grid have no effect, and the time
+    input of the network is that at which the expected fraction of masks is that of the sequence.
+    With per_step 1 and a fixed order, x ~ prod_n mu(x_n | tokens drawn before) exactly, and
+    `along_order` computes the likelihood of such samples.
 
     semi_autoregressive  positions of a block, 0: one block. Blocks are filled from left to right,
     counted from the end of the prompt, and the order is that within a block (LLaDA, 2502.09992).

@@ -39,7 +39,7 @@ class Steered(NamedTuple):
 
     rewards      float64 [N], r of each sample
     log_means    float64 [N], log of an estimate of E_p[exp(lambda r)] by the particles of each
-                 sample. The estimate itself, not its log, has the right mean
+                 sample. The estimate is unbiased, its log is not
     effective    float64 [N], effective sample size at the end
     resamplings  int64 [N], how often the particles of a sample were resampled
     """
@@ -62,7 +62,7 @@ class Steered(NamedTuple):
         }
 
     def line(self, options: SteeringOptions) -> str:
-        """Returns the means in a line to read."""
+        """Returns the means as a line of text."""
         found = self.numbers()
         mean, error = found["log_mean_exp_reward"], found["log_mean_exp_reward_se"]
         reward_se = found["reward_se"]
@@ -78,10 +78,10 @@ class Steered(NamedTuple):
 class Population:
     """Particles of S samples, P of each, between two resamplings.
 
-    The potential of a look k is exp(lambda (r_k - r_(k-1))), with r_0 = 0 (arXiv:2501.06848,
-    "difference"). A path's product of potentials is exp(lambda r) of its last reward. So the
-    particles of a sample estimate E_p[exp(lambda r)] without bias, by the product over
-    resamplings of their mean weight, whatever the rewards at the looks before the last.
+    The potential of the k-th evaluation of the reward is exp(lambda (r_k - r_(k-1))), with r_0 = 0
+    (arXiv:2501.06848, "difference"). The product of potentials along a path is exp(lambda r) for
+    its last reward. So the product over resamplings of the particles' mean weight is an unbiased
+    estimate of E_p[exp(lambda r)], whatever the earlier rewards.
     """
 
     def __init__(self, options: SteeringOptions, samples: int):
@@ -97,7 +97,7 @@ class Population:
         self._rewards = rewards
 
     def resample(self, uniforms: np.ndarray) -> np.ndarray:
-        """Resamples where weights are uneven; returns who goes on in each place, [S P] of [S P]."""
+        """Resamples where weights are uneven; returns the parent of each particle, int [S P]."""
         samples, particles = self._rewards.shape
         weights = np.exp(self._log_weights - self._log_weights.max(axis=1, keepdims=True))
         uneven = effective_number(weights) < self._options.threshold * particles
@@ -110,7 +110,7 @@ class Population:
         return places.ravel().astype(np.int32)
 
     def choose(self, uniforms: np.ndarray) -> tuple[np.ndarray, Steered]:
-        """Draws one particle of each sample by its weight; returns their places [S], of [S P]."""
+        """Draws one particle of each sample by weight; returns their indices [S] in [S P]."""
         samples, particles = self._rewards.shape
         weights = np.exp(self._log_weights - self._log_weights.max(axis=1, keepdims=True))
         one = _where_reached(weights, uniforms[:, None])
@@ -132,18 +132,17 @@ def effective_number(weights: np.ndarray) -> np.ndarray:
 def systematic(weights: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     """Draws as many parents as there are particles, with one number in [0, 1) for each row.
 
-    weights [S, P], uniforms [S] -> int [S, P]. A particle of share w has floor(P w) or
-    ceil(P w) children, P w on average.
+    weights [S, P], uniforms [S] -> int [S, P]. A particle with normalised weight w has floor(P w)
+    or ceil(P w) children, P w on average.
     """
     particles = weights.shape[1]
     return _where_reached(weights, (uniforms[:, None] + np.arange(particles)) / particles)
 
 
 def _where_reached(weights: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Returns the first particle at which the shares add up to more than each level: [S, K]."""
+    """Returns the first particle at which cumulative weights exceed each level: [S, K]."""
     shares = np.cumsum(weights, axis=1)
-    # Divided by their own end, so that the last level is below 1 and never past a particle of
-    # weight 0 at the end.
+    # Divided by their last value, so that levels below 1 never select a last particle of weight 0.
     shares = shares / shares[:, -1:]
     return np.sum(shares[:, None, :] <= levels[:, :, None], axis=2)
 

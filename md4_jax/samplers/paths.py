@@ -1,4 +1,4 @@
-"""Paths of samples from noise to text, kept for the part of a text that changes at a time."""
+"""Paths of samples from noise to text, stored for the part of a text that changes."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from md4_jax.protocols import Array
 
 
 class Parts(NamedTuple):
-    """Paths of the first R sequences of a batch, of which G parts are drawn one after another.
+    """Paths of the first R sequences of a batch, which are drawn in G parts one after another.
 
     Frames of whole texts would take L^2 / P times the memory of one part.
 
     z           int32 [G, F, R, P], the symbols of each part after each step
     confidence  float32 [G, F, R, P], as in `Chain`
-    begin       int32 [G, R], where a part begins; it may stick out of the text
-    first       (z, confidence) [R, L] of texts of which nothing is drawn
+    begin       int32 [G, R], where a part begins; it may extend beyond the text
+    first       (z, confidence) [R, L] of the texts before anything is drawn
     """
 
     z: Array
@@ -26,10 +26,10 @@ class Parts(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Path of one text through W windows, in which frames of equal symbols are joined.
+    """Path of one text through W windows, in which consecutive frames of equal symbols are merged.
 
-    frames  (z, confidence), for each window [K, L]; the confidence is that of the last joined frame
-    number  for each window int [K], the first frame of each
+    frames  (z, confidence), for each window [K, L]; the confidence is that of the last merged frame
+    number  for each window int [K], the index of the first merged frame
     """
 
     frames: tuple[Sequence[np.ndarray], Sequence[np.ndarray]]
@@ -37,7 +37,7 @@ class Runs(NamedTuple):
 
 
 def states(parts: Parts, row: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields (z, confidence), each [L], of a text after each step; the next step changes them."""
+    """Yields (z, confidence), each [L], of a text after each step; arrays are reused."""
     z, confidence = (np.array(x[row]) for x in parts.first)
     size, length = parts.z.shape[-1], len(z)
     for g, begin in enumerate(parts.begin[:, row]):

@@ -67,7 +67,7 @@ class PathPlanning:
     def _hidden(self, chain: Chain, masks: Array, score: Array, left: Array) -> Array:
         """Marks the `left` [B] positions with the lowest scores, masks before others: [B, L]."""
         score = jnp.where(masks, score, self.eta * score)
-        # 0 times the logarithm of 0 is no number, and a token that stays must not be hidden.
+        # 0 times the logarithm of 0 is nan, and a token that stays must not be masked.
         score = jnp.where(jnp.isnan(score), 0.0, score)
         score = jnp.where(chain.prompt_mask, jnp.inf, score)
         lowest_first = jnp.lexsort((~masks, score), axis=1)

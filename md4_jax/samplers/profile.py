@@ -1,4 +1,4 @@
-"""Information profile of a masked model, and the schedule of reveals with the least loss.
+"""Information profile of a masked model, and the unmasking schedule with the least loss.
 
 The profile Z(k), k = 0..L-1, is the mean cross-entropy in nats of a token given k visible ones,
 over random orders. Revealing m tokens at once after k costs m Z(k) - sum_{j<m} Z(k + j) nats of
@@ -14,12 +14,12 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, exists, replace
 
 FILE = "information_profile.json"
-# Numbers of visible tokens from which noise can be told from the curve.
+# Smallest number of measured points from which a curve can be separated from noise.
 FEWEST = 16
 
 
 def loss(profile: np.ndarray, counts: np.ndarray) -> float:
-    """Predicts the divergence in nats if steps reveal `counts` tokens, which add up to L."""
+    """Predicts the divergence in nats if steps reveal `counts` tokens, which sum to L."""
     counts = np.asarray(counts)[np.asarray(counts) > 0]
     visible = np.cumsum(counts) - counts
     return float(counts @ profile[visible] - profile.sum())
@@ -47,9 +47,9 @@ def best_counts(profile: np.ndarray, steps: int) -> np.ndarray:
 
 
 def grid_of(counts: np.ndarray, schedule: Any) -> np.ndarray:
-    """Returns times t(0) < ... < t(T) at which that many masks are left: float32 [T + 1].
+    """Returns times t(0) < ... < t(T) for these numbers of tokens per step: float32 [T + 1].
 
-    Samplers that reveal given numbers of tokens reveal these, the others do so on average.
+    Samplers with fixed numbers of tokens reveal exactly these, the others on average.
     UserError if the schedule does not reach all of these numbers.
     """
     length = int(np.sum(counts))
@@ -68,12 +68,12 @@ def grid_of(counts: np.ndarray, schedule: Any) -> np.ndarray:
 def fitted(visible: np.ndarray, nats: np.ndarray, weight: np.ndarray, length: int) -> np.ndarray:
     """Fits a smooth and falling profile to measured cross-entropies: [L].
 
-    A cubic smoothing spline of which cross-validation chooses the smoothness, then the nearest
-    falling function (weighted least squares). Without the spline, steps of noise look like places
-    where many tokens can be revealed for nothing. Fewer than FEWEST numbers of visible tokens are
-    joined by lines instead.
+    Fits a cubic smoothing spline, with the smoothness chosen by cross-validation, then the nearest
+    decreasing function (weighted least squares). Without the spline, noise would create flat parts
+    of the profile, in which many tokens seem to be revealed at no cost. Fewer than FEWEST points
+    are interpolated linearly instead.
     """
-    # SciPy's functions of curves take half a second to import.
+    # SciPy's interpolation takes half a second to import.
     from scipy.interpolate import make_smoothing_spline
     from scipy.optimize import isotonic_regression
 

@@ -31,7 +31,7 @@ class Remask:
                             number of masks stays that of ancestral sampling
     since, until  tokens are remasked only in steps from t in (until, since]
     loop        alpha stays at `held` while t is in (until, since]; before and after, time runs
-                faster to make up for it
+                faster to compensate
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))

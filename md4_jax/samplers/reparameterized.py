@@ -1,4 +1,4 @@
-"""Decoding of reparameterized diffusion (RDM), as DPLM's: docs/samplers.md."""
+"""Decoding of reparameterized diffusion models (RDM), as in DPLM: docs/samplers.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -16,7 +16,7 @@ from md4_jax.samplers.reveal import masks_left
 from md4_jax.samplers.transforms import Transform
 
 SCORES = ("noised", "probability", "logit")
-# Nucleus from which symbols are drawn again that were too frequent.
+# Top-p with which symbols that were too frequent are drawn again.
 NUCLEUS = 0.95
 
 
@@ -25,10 +25,10 @@ NUCLEUS = 0.95
 class Reparameterized:
     """Draws a token at every position, then masks those with the lowest scores.
 
-    RDM (arXiv:2302.05737) as DPLM (arXiv:2402.18567) decodes. Each step draws a token at every
-    position outside the prompt, from the network's outputs there. After a step to s the
-    floor((1 - alpha_s) n) of the n positions with the lowest scores are masks. A mask that is not
-    among them gets the drawn token. An earlier token that is not among them does not change.
+    RDM (arXiv:2302.05737), decoded as in DPLM (arXiv:2402.18567). Each step draws a token at every
+    position outside the prompt, from the network's outputs there. After a step to s the floor((1 -
+    alpha_s) n) of the n positions with the lowest scores are masks. A mask that is not among them
+    gets the drawn token. An earlier token that is not among them does not change.
 
     score     of a position, by what was drawn there:
               noised       log softmax(logits + G)[token], with Gumbel noise G whose largest sum
@@ -109,6 +109,6 @@ class Reparameterized:
 
 
 def _frequent(tokens: Array, symbols: int, share: float) -> Array:
-    """Marks the tokens of symbols that more than this share of a row has: bool [B, L]."""
+    """Marks the tokens of symbols with more than this share of a row: bool [B, L]."""
     counts = jnp.sum(jax.nn.one_hot(tokens, symbols, dtype=jnp.int32), axis=1)
     return jnp.take_along_axis(counts > share * tokens.shape[1], tokens, axis=1)

@@ -21,11 +21,11 @@ LEAST = {"grow": 0, "masks": 1, "per_step": 1, "expansions": 0, "noise": 0}
 
 
 class Memory(NamedTuple):
-    """State of texts whose length changes, beside the chain.
+    """State of variable-length texts, in addition to the chain.
 
     given  bool [B, L], the tokens of the prompt, which move with the text
     most   int32 [B], the largest number of tokens that the text may have
-    left   int32 [B], the expansions that may still be made
+    left   int32 [B], the remaining number of expansions
     """
 
     given: Array
@@ -97,7 +97,7 @@ class Resize:
         keys: Array,
     ) -> Chain:
         del s, t
-        # The prompt moves with the text: from here on the memory has its places, not the chain.
+        # The prompt moves with the text: from here on the memory has its positions, not the chain.
         chain = chain._replace(prompt_mask=jnp.zeros_like(chain.prompt_mask))
 
         def step(chain: Chain) -> Chain:
@@ -139,19 +139,19 @@ class Resize:
         return dataclasses.replace(self.transform, temperature=temperature)(logits)
 
     def _deleted(self, drawn: Array, masks: Array, given: Array) -> Array:
-        """Marks the masks that are taken out, bool [B, L], of those where that was drawn."""
+        """Marks the masks to remove, bool [B, L], given those where `delete` was drawn."""
         if not self.delete_rest:
             return drawn
-        # Of each gap, whose tokens have the same number of given ones before them.
+        # The tokens of a gap have the same number of given tokens before them.
         before = jnp.cumsum(drawn, axis=1)
         starts = jax.lax.cummax(jnp.where(given, before, 0), axis=1)
         return masks & (before > starts)
 
     def rounds(self, length: int, steps: int) -> int:
-        """Returns how many steps a path shows at most.
+        """Returns the largest number of steps of a path.
 
-        Each draws a mask. There are `length` of them or fewer, and two more for each expansion, of
-        which a text has 2 `length` or fewer unless `expansions` allows more.
+        Each step draws a mask. There are at most `length` masks, plus two for each expansion. A
+        text has at most 2 `length` expansions, unless `expansions` allows more.
         """
         return max(steps, 5 * length)
 
@@ -174,8 +174,8 @@ class Resize:
 def resized(process: ResizesMasks, chain: Chain, expanded: Array, deleted: Array) -> Chain:
     """Returns the chain with two masks in place of expanded symbols, and without deleted ones.
 
-    Both are bool [B, L]. Where there is no room for all expansions, or there are none left, those
-    further to the right stay one mask.
+    Both are bool [B, L]. If there is no room for all expansions, or not enough are left, those
+    further to the right remain one mask.
     """
     expanded &= ~deleted
     kept, memory = (chain.z != process.absent_id) & ~deleted, chain.memory

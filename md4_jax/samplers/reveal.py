@@ -1,4 +1,4 @@
-"""Sampling by a reveal schedule, drawn before the network is called: docs/samplers.md."""
+"""Sampling with a reveal schedule that is drawn before the network is called: docs/samplers.md."""
 
 import math
 from collections.abc import Callable
@@ -23,14 +23,14 @@ from md4_jax.samplers.chain import (
 from md4_jax.samplers.draw import draw_at, reading
 from md4_jax.samplers.transforms import Transform
 
-# The round of masks that a step's own schedule leaves: the last one, at time 0.
+# Round of the masks that remain after a step's own schedule: the last one, at time 0.
 LAST = NEVER - 1
 # (process, s, t) -> P(z_s is clean | z_t is the mask).
 RevealProbability = Callable[[RevealsMasks, Array, Array], Array]
 
 
 def has_schedule(step: SamplerStep, process: Process) -> bool:
-    """Returns whether the step chooses the masks to reveal without the network."""
+    """Returns whether the step chooses the masks to reveal independently of the network."""
     shown = isinstance(process, RevealsMasks) and process.shows_clean
     return shown and isinstance(step, RevealsIndependently | RevealsInOrder)
 
@@ -59,8 +59,8 @@ def capacity_of(
     grid: np.ndarray,
     length: int,
 ) -> int:
-    """Returns how many positions one network evaluation can draw."""
-    # 3.6 times the speed of capacity L at V = 50257, 1024 tokens in 8 steps on CPU; 1.2 at V = 27.
+    """Returns the number of positions that one network evaluation can draw."""
+    # 3.6 times as fast as capacity L at V = 50257, 1024 tokens in 8 steps on CPU; 1.2 at V = 27.
     if isinstance(step, RevealsInOrder):
         return step.per_round(length)
     return independent_capacity(process, grid, length, step.reveal_probability)
@@ -72,7 +72,7 @@ class Passes(NamedTuple):
     start     int32 [B, L], symbols before the first one
     schedule  rounds and times of the positions
     order     int32 [B, L + capacity], positions in the order of drawing
-    number    int32 like order, the evaluation that draws each; NEVER for those that are not drawn
+    number    int32 like order, the evaluation that draws each; NEVER if none does
     round     int32 like order, the round of each
     count     int32 [B], evaluations of each sequence
     """
@@ -88,8 +88,8 @@ class Passes(NamedTuple):
 class Drawing(NamedTuple):
     """State between two evaluations.
 
-    number      int32 [], the evaluation to come
-    begin       int32 [B], place in `Passes.order` at which it begins
+    number      int32 [], index of the next evaluation
+    begin       int32 [B], index in `Passes.order` at which it begins
     z           int32 [B, L], symbols so far
     confidence  float32 [B, L], as in `Chain`
     """
@@ -111,8 +111,8 @@ def run(
 ) -> Chain:
     """Draws every scheduled position, round by round. All of them must be masks.
 
-    Each sequence of a batch goes on to its own next round, so that empty rounds cost no network
-    evaluation. One evaluation draws `capacity` positions. A round with more takes several
+    Each sequence of a batch continues with its own next round, so that empty rounds take no network
+    evaluation. One evaluation draws up to `capacity` positions. A round with more takes several
     evaluations, which see only the tokens of earlier rounds.
     """
     passes = passes_of(chain.z, schedule, capacity)
@@ -133,7 +133,7 @@ def begin(chain: Chain) -> Drawing:
 
 
 def passes_of(start: Array, schedule: RevealSchedule, capacity: int) -> Passes:
-    """Returns the evaluations that a schedule takes, each of at most `capacity` positions."""
+    """Returns the evaluations for a schedule, each of at most `capacity` positions."""
     order = jnp.argsort(schedule.round, axis=1, stable=True)
     rounds = jnp.take_along_axis(schedule.round, order, axis=1)
     passes = _passes(rounds, capacity)
@@ -193,7 +193,7 @@ def _passes(rounds: Array, capacity: int) -> Array:
 def masks_left(process: RevealsMasks, chain: Chain, t: Array) -> Array:
     """Returns floor((1 - alpha_t) n) for the n positions outside the prompt: int32 [B, *t.shape].
 
-    Samplers of given numbers of tokens leave that many masks at t.
+    Samplers with fixed numbers of tokens leave this number of masks at t.
     """
     free = jnp.sum(~chain.prompt_mask, axis=1)
     free = free.reshape(-1, *[1] * jnp.ndim(t))
@@ -216,7 +216,7 @@ def draw_where(
     """
     length = chain.z.shape[1]
     schedule = RevealSchedule(jnp.where(chosen, 0, NEVER), jnp.full(chosen.shape, t, jnp.float32))
-    # 2.3 times the speed of capacity L for `remask` at V = 50257, 1024 tokens in 32 steps on CPU.
+    # 2.3 times as fast as capacity L for `remask` at V = 50257, 1024 tokens in 32 steps on CPU.
     few = min(length, max(16, -(-length // 8)))
 
     def with_capacity(capacity: int):
@@ -240,8 +240,8 @@ def exchange(
 ) -> Chain:
     """Remasks tokens and reveals masks independently, with these two probabilities.
 
-    Each is [], [B, 1] or [B, L]. The network draws the revealed tokens at time t, and still sees
-    the remasked ones. Prompts stay.
+    Each is [], [B, 1] or [B, L]. Revealed tokens are drawn at time t, from a network evaluation
+    that still sees the remasked tokens. Prompts do not change.
     """
     remasked, revealed = probabilities
     take_keys, reveal_keys, token_keys = split_keys(keys, 3)
@@ -282,7 +282,7 @@ def independent_capacity(
 ) -> int:
     """Returns a number of positions that a step of a sequence rarely exceeds.
 
-    It is the mean of the largest step plus four standard deviations of the binomial.
+    It is the mean number of the largest step plus four binomial standard deviations.
     """
     with jax.ensure_compile_time_eval():
         each = np.asarray(_probabilities(process, grid, probability), np.float64)

@@ -27,24 +27,24 @@ Reward = Callable[[np.ndarray, Any], Any]
 
 
 class Steering(NamedTuple):
-    """Reward by which samples are steered, with the domain that gives their tokens a meaning."""
+    """Reward by which samples are steered, with the domain that decodes their tokens."""
 
     options: SteeringOptions
     reward: Reward
     domain: Any
 
     def opened(self, run_of: Callable, programs: dict) -> "Steering":
-        """Returns it with a reward that may read other models, by `run_of` of evals/context.py."""
+        """Returns a copy whose reward may load other models with `run_of` (evals/context.py)."""
         if not hasattr(self.reward, "opened"):
             return self
         return self._replace(reward=self.reward.opened(run_of, programs))
 
     def rewards(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the rewards float64 [N] of tokens [N, L]; UserError if they are no numbers."""
+        """Returns the rewards float64 [N] of tokens [N, L]; UserError if they are not numbers."""
         return self.checked(self.reward(tokens, self.domain), len(tokens))
 
     def checked(self, rewards: Any, count: int) -> np.ndarray:
-        """Returns rewards as float64 [count]; UserError if they are no numbers, or not so many."""
+        """Returns rewards as float64 [count]; UserError if they are not `count` numbers."""
         found = np.asarray(rewards, np.float64)
         kind = type(self.reward).__name__
         if found.shape != (count,):
@@ -65,8 +65,8 @@ class Programs:
 
     start   draws the chains at t = 1
     steps   takes `count` steps of the grid, from the index `first` on, after resampling
-    look    draws finished sequences from the denoiser's prediction at the state
-    finish  removes the noise that the last step leaves
+    look    draws clean sequences from the denoiser's prediction at the state
+    finish  removes the noise that remains after the last step
     """
 
     def __init__(
@@ -116,7 +116,7 @@ def _start(run: _Run) -> Chain:
 
 
 def _steps(run: _Run, chain: Chain, parents: Array, first: Array, count: Array) -> Chain:
-    # Each place keeps the count of its own evaluations, which adds up to what was computed.
+    # Each place counts its own evaluations; their sum is what was computed.
     taken = jax.tree.map(lambda part: part[parents], chain)
     chain, times = taken._replace(evaluations=chain.evaluations), jnp.asarray(run.grid)
 
@@ -155,7 +155,7 @@ def draw_steered(
     """Draws `options.num` samples of each prompt by sequential Monte Carlo.
 
     Each sample has its own particles and keys, so that it does not depend on the rest of its
-    batch. `options.batch_size` particles go on at once, or those of one sample if they are more.
+    batch. `options.batch_size` particles run at once, or those of one sample if they are more.
     """
     tokens, mask = (
         np.repeat(np.stack(parts), options.num, axis=0) for parts in zip(*prompts, strict=True)

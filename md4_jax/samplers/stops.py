@@ -1,4 +1,4 @@
-"""Conditions that end a text which is drawn block by block."""
+"""Stopping conditions for texts that are drawn block by block."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from md4_jax.protocols import Array
 class Stop(NamedTuple):
     """Conditions that end a sequence early, after the block that meets one of them.
 
-    symbols      the block has one of these drawn symbols
+    symbols      one of these symbols was drawn in the block
     min_entropy  the `entropy` of the last tokens is below this number of nats; 0: never
     """
 

@@ -12,9 +12,9 @@ from md4_jax.protocols import Array, UserError, pytree
 @pytree("temperature", "top_p")
 @dataclasses.dataclass(frozen=True)
 class Transform:
-    """Divides logits by the temperature, keeps the top_k best symbols, then the top_p nucleus.
+    """Divides logits by the temperature, then applies top-k and top-p filtering.
 
-    Symbols that are as likely as the last one that is kept are kept too.
+    Symbols as likely as the least likely one that is kept are kept too.
     temperature 0 gives the most likely symbol; top_k 0 and top_p 1 keep all symbols.
     excluded: symbols that are never drawn.
     """
@@ -59,17 +59,17 @@ class Transform:
 
 
 def predicts_ratios(process: Any) -> bool:
-    """Returns whether outputs are ratios of probabilities, which a temperature cannot change.
+    """Returns whether outputs are ratios of probabilities, to which no temperature applies.
 
-    The symbol that is there has ratio 1. Only what follows from the ratios is a distribution.
+    The present symbol has ratio 1. Ratios are not a distribution; one is computed from them.
     """
     return getattr(process, "parametrisation", "") == "score"
 
 
 def check_exclude(transform: Transform, process: Any, sampler: str) -> None:
-    """Raises UserError for excluded symbols with a sampler of jumps, on noise that is no mask.
+    """Raises UserError for excluded symbols with a sampler of jumps and noise other than masks.
 
-    Every other sampler draws each token of the last step from what the network predicts.
+    Every other sampler draws each token of the last step from the network's prediction.
     """
     if transform.excluded and not process.shows_clean:
         raise UserError(
@@ -80,7 +80,7 @@ def check_exclude(transform: Transform, process: Any, sampler: str) -> None:
 
 
 def check_transform(temperature: float, top_k: int, top_p: float) -> None:
-    """Raises UserError for settings that give no distribution."""
+    """Raises UserError for settings that do not define a distribution."""
     if temperature < 0:
         raise UserError(f"sample.temperature must not be negative, not {temperature}")
     if top_k < 0:

@@ -15,8 +15,9 @@ class Tweedie(Ancestral):
 
     SEDD (arXiv:2310.16834, section 4.2). With the exact score s, each token of z_s has its exact
     distribution given z_t. It is the best step that draws tokens independently (identities T04 to
-    T07). On masks it is ancestral sampling (T06). On uniform noise the process makes the score
-    from the network's outputs; the step is linear in the weights of x, and so ancestral again.
+    T07). With masks it is ancestral sampling (T06). With uniform noise the process computes the
+    score from the network's outputs. The step is linear in the weights of x, so it is ancestral
+    sampling too.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks, RedrawsUniformly))
