@@ -1,4 +1,4 @@
-"""Bounds on answers that preferences and policies learn from, at the same noise for two models."""
+"""Bounds on answers, for training on preferences and rewards; two models share the noise."""
 
 import jax.numpy as jnp
 
@@ -13,7 +13,7 @@ Bound = AnyOrder | BlockDiffusion | UniformELBO
 
 
 def needs(block: int, *, teacher: bool, preferences: bool = False, rewards: bool = False) -> Needs:
-    """Returns the requirements of an objective that learns from answers, in blocks if block > 0."""
+    """Returns the requirements of an objective on answers, in blocks if block > 0."""
     return Needs(
         (RevealsMasks, RedrawsUniformly),
         parametrisations=("joint", "mixture"),
@@ -26,7 +26,7 @@ def needs(block: int, *, teacher: bool, preferences: bool = False, rewards: bool
 
 
 def bound_of(process: Process, block: int) -> Bound:
-    """Returns the bound of the least variance: of whole texts, or of blocks of so many tokens."""
+    """Returns the bound with the least variance, for whole texts or for blocks of this size."""
     if not isinstance(process, RevealsMasks):
         return UniformELBO(block)
     return BlockDiffusion(block) if block else AnyOrder()
@@ -35,13 +35,13 @@ def bound_of(process: Process, block: int) -> Bound:
 def drawn(
     bound: Bound, denoiser: Denoiser, process: Process, batch: Batch, u: Array, keys: Array
 ) -> tuple[Array, ...]:
-    """Draws (z, ...), the noisy texts and what else `bound.loss_at` takes."""
+    """Draws (z, ...): the noisy texts and the other arguments of `bound.loss_at`."""
     if isinstance(bound, UniformELBO):
         return bound.noised(denoiser, process, batch, u, keys, evaluation_power(bound, process))
     return bound.noised(process, batch, u, keys)
 
 
 def noise_share(process: Process, batch: Batch, z: Array) -> dict[str, Array]:
-    """Returns the share of positions with a mask or another token [B], by its name in the log."""
+    """Returns {name in the log: fraction of positions with a mask or a changed token [B]}."""
     name = "masked" if isinstance(process, RevealsMasks) else "changed"
     return {name: jnp.mean(z != batch.tokens, axis=1, dtype=jnp.float32)}

@@ -51,7 +51,7 @@ class AnyOrder:
     def of_tokens(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> Array:
-        """Returns what each token adds to the loss of `__call__`, [B, L]."""
+        """Returns the contribution of each token to the loss of `__call__`, [B, L]."""
         z, t = self.noised(process, batch, u, keys)
         nats_BxL = nats_of_masks(denoiser, process, batch, z, t)
         return self.weight_of(process, batch, z)[:, None] * nats_BxL
@@ -59,7 +59,7 @@ class AnyOrder:
     def noised(
         self, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, Array]:
-        """Returns z with exactly k masks, k drawn by u, and the time told to the network [B]."""
+        """Returns z with exactly k masks, k drawn by u, and the time input of the network [B]."""
         most = self._most(jnp.sum(batch.loss_mask, axis=1))
         count = jnp.minimum(jnp.floor(u * most).astype(jnp.int32) + 1, most)
         z, noise = process.mask_exactly(keys, batch.tokens, count, batch.loss_mask)

@@ -1,4 +1,4 @@
-"""Exact likelihoods, token by token: docs/families/autoregressive.md."""
+"""Exact likelihoods of token-by-token generation: docs/families/autoregressive.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -17,10 +17,10 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs, Network, UserError
 class Autoregressive:
     """Likelihood -log p(x) = sum_n -log p(x_n | x_{<n}) of a causal network, in nats [B].
 
-    The network reads [m, x_0, ..., x_{L-2}] at time 0, and position n predicts x_n. The mask m
-    stands for the start of a sequence; nothing else of the process is used, nor are u and keys. The
-    number is exact. With `segments` of packed documents the first token of a document sees only the
-    token before it, the end of text of the document before.
+    The network reads [m, x_0, ..., x_{L-2}] at time 0, and position n predicts x_n. The mask m is
+    the start symbol; the rest of the process is not used, nor are u and keys. The likelihood is
+    exact. With `segments` of packed documents the first token of a document is predicted from one
+    token only, the end of text of the previous document.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), causal=True)
@@ -70,8 +70,8 @@ class AlongOrder:
     token at a time (M16). A time-conditioned denoiser gets the t at which 1 - alpha_t is the
     fraction of masks. u is unused.
 
-    A sequence takes L calls of the network, so this is for evaluation and small L. The backward
-    pass makes each call again. UserError for another order.
+    A sequence takes L network evaluations, so this is for evaluation and small L. The backward pass
+    repeats each evaluation. UserError for another order.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -106,7 +106,7 @@ class AlongOrder:
     def loss_along(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, order_BxL: Array
     ) -> Array:
-        """Sums along pi [B]; order_BxL[b, l] is the position that is revealed l-th."""
+        """Returns the sum along pi [B]; order_BxL[b, l] is the l-th position to be revealed."""
         length = order_BxL.shape[1]
         rank_BxL = jnp.argsort(order_BxL, axis=1)
 

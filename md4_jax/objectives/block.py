@@ -16,7 +16,7 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs, Network, UserError
 
 @dataclasses.dataclass(frozen=True)
 class BlockDiffusion:
-    """Bound for text in blocks from left to right, each by masked diffusion given earlier blocks.
+    """Bound of block diffusion: blocks from left to right, with masked diffusion in each.
 
     Block diffusion, BD3-LM (arXiv:2503.09573; identity B01):
 
@@ -95,7 +95,7 @@ class BlockDiffusion:
         return exact and network.time_free
 
     def check_length(self, length: int, key: str = "data.length") -> None:
-        """UserError, which names the key of the length, for sequences that are not whole blocks."""
+        """Raises UserError, with the length's key, unless blocks divide the length."""
         check_blocks(self.block, length, key)
 
     def __call__(
@@ -112,10 +112,10 @@ class BlockDiffusion:
     def loss_at(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, noise_BxG: Array
     ) -> Array:
-        """Returns the integrand at z [B], whose mean is the bound.
+        """Returns the integrand at z [B]; its mean is the bound.
 
-        noise [B, G] is 1 - alpha of each block. With draws='exact' it only gives the time input of
-        the denoiser, and the weight follows from the masks of z.
+        noise [B, G] is 1 - alpha of each block. With draws='exact' it only determines the time
+        input of the denoiser, and the weight is computed from the masks of z.
         """
         chance_BxG, noise = noise_BxG, noise_of(process, batch, z)
         if self.draws == "exact":
@@ -137,7 +137,7 @@ class BlockDiffusion:
     def noised(
         self, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, Array]:
-        """Draws z [B, L] and 1 - alpha of each block [B, G], spread over the blocks from u on."""
+        """Draws z [B, L] and 1 - alpha of each block [B, G], stratified with the offset u."""
         order_keys, mask_keys = split_keys(keys)
         u_BxG = spread(u, order_keys, -(-batch.tokens.shape[1] // self.block))
         return self._masked(process, batch, u_BxG, mask_keys)
@@ -154,7 +154,7 @@ class BlockDiffusion:
         else:
             tokens = jnp.sum(in_blocks(batch.loss_mask, self.block), axis=2)
             count = jnp.clip(jnp.floor(u_BxG * tokens).astype(jnp.int32), 0, tokens - 1)
-            # 1 - alpha given that many masks: see `Masking.mask_exactly`.
+            # 1 - alpha given this number of masks: see `Masking.mask_exactly`.
             limit = jnp.take_along_axis(jnp.sort(draws, axis=2), count[..., None], axis=2)[..., 0]
         hidden = (draws <= limit[..., None]).reshape(len(x), -1)[:, : x.shape[1]]
         return prompted(batch, jnp.where(hidden, process.mask_id, x)), limit

@@ -1,4 +1,4 @@
-"""Bound of masks with a Gaussian view of the hidden tokens: docs/families/candi.md."""
+"""Bound of masking with Gaussian observations of the hidden tokens: docs/families/candi.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -99,7 +99,7 @@ class CANDI:
 def squared_distance(logits: Array, x: Array) -> Array:
     """Computes |onehot(x) - softmax(logits)|^2: logits [..., V], x [...] -> [...].
 
-    1 - mu_x is the sum over the others, so that digits are left where mu_x is near 1.
+    1 - mu_x is computed as the sum over the others, which is accurate where mu_x is near 1.
     """
     mu = jax.nn.softmax(widened(logits), axis=-1)
     others = jnp.where(jnp.arange(logits.shape[-1]) == x[..., None], 0.0, mu)

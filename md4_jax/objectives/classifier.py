@@ -15,7 +15,7 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs, Process, UserError
 class Classifier:
     """Loss -log p(y | z_t, t) of the label y of x, with z_t ~ q(. | x) and t ~ U(0, 1).
 
-    Its minimum is the posterior of y given the noisy sequence, which steers a model of x without
+    Its minimiser is the posterior of y given the noisy sequence, which guides a model of x without
     labels (arXiv:2412.10193, arXiv:2406.01572). It is in nats per sequence, and not a bound on
     -log p(x): a training-only loss. Tokens that do not count stay clean.
     """
@@ -46,6 +46,6 @@ class Classifier:
         log_p = jax.nn.log_softmax(denoiser.classify(z, t).astype(jnp.float32))
         nats = -jnp.take_along_axis(log_p, label[:, None], axis=1)[:, 0]
         right = jnp.argmax(log_p, axis=1) == label
-        # Rows that fill up the last batch of an evaluation.
+        # Padding rows of the last batch of an evaluation.
         nats = jnp.where(jnp.any(batch.loss_mask, axis=1), nats, 0.0)
         return nats, {"cross_entropy": nats, "accuracy": right.astype(jnp.float32)}

@@ -35,9 +35,10 @@ class ConcreteScore:
 
     time: one noise level in [0, 1]. With 'matching', 0 is the paper's model of clean data, which
     needs data in which every sequence occurs, since c is infinite on the others. None: t ~ U(0, 1),
-    and J is weighted by rho^2 too. Ratios are at most 1 / rho, so the weight keeps each term of
-    order one; without it draws near t = 0 dominate. Training only, since a squared error of ratios
-    bounds no likelihood. UserError for another form, a time outside [0, 1], or 'denoising' at 0.
+    and J is weighted by rho^2 too. Ratios are at most 1 / rho, so each weighted term is of order
+    one; without the weight draws near t = 0 dominate. It is a training-only loss, since a squared
+    error of ratios does not bound a likelihood. UserError for another form, a time outside [0, 1],
+    or 'denoising' at 0.
     """
 
     form: str = "matching"
@@ -87,7 +88,7 @@ class ConcreteScore:
         """Returns the denoising form at (z, t) [B]."""
         log_score = log_ratios(process, denoiser(z, t), z, t)
         rho = process.ratio(t)[:, None]
-        # The target rho r. At z itself s = r = 1, so that entry adds nothing.
+        # The target is rho r. At z itself s = r = 1, so this entry is 0.
         stayed = z == batch.tokens
         at_x, elsewhere = jnp.where(stayed, rho, 1.0), jnp.where(stayed, rho**2, rho)
         error_BxL = ratio_error(log_score, rho, batch.tokens, at_x=at_x, elsewhere=elsewhere)
@@ -104,7 +105,7 @@ class ConcreteScore:
     ) -> Array:
         """Returns a sample of J, unweighted, at z and the neighbour with move = (position, symbol).
 
-        One call of the network takes both, interleaved, so that rows stay on their device. Of the
+        One network evaluation reads both, interleaved, so that rows stay on their device. Of the
         neighbour's scores only that of z is needed.
         """
         size, length = z.shape

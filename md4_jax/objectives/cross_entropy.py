@@ -30,8 +30,8 @@ class CrossEntropy:
     """Loss E_{t ~ U(0, 1)} E_q[ sum_n -log mu_n(z_t, t)[x_n] ] with equal weights, in nats [B].
 
     It is D3PM's auxiliary term (arXiv:2107.03006, eq. 5) alone. Its optimum is the posterior of x_n
-    given all of z_t, z_n included. Only the mixture form turns that into the right score and step.
-    It also counts tokens that noise left unchanged, so it is not a bound.
+    given all of z_t, z_n included. Only the mixture form computes the right score and step from it.
+    It includes tokens that noise left unchanged, so it is not a bound.
 
     block  tokens of a block; 0: the whole text. Blocks have times of their own, and each sees the
            clean blocks before it, as in `uniform_elbo`

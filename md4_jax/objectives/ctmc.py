@@ -71,7 +71,7 @@ class CTMC:
         return self.passes != "one" and self.cross_entropy == 0.0
 
     def check(self, process: HasGenerator) -> None:
-        """Raises UserError for a cross-entropy that teaches another distribution than the bound."""
+        """Raises UserError if the cross-entropy has a different optimum from the bound."""
         joint = getattr(process, "parametrisation", "") == "joint"
         if self.cross_entropy > 0 and joint and not process.shows_clean:
             raise UserError(
@@ -94,7 +94,7 @@ class CTMC:
             nats = self.loss_at_pair(denoiser, process, batch, z, t, jumped=jumped)
         else:
             nats = self.loss_at(denoiser, process, batch, jumped, t)
-            # If all is masked there is no jump, and the term is 0.
+            # If all tokens are masked there is no jump, and the term is 0.
             nats = jnp.where(jnp.any(jumped != z, axis=1), nats, 0.0)
         return self._with_ends(nats, process, batch, z)
 
@@ -107,9 +107,9 @@ class CTMC:
 
     @property
     def time_power(self) -> int:
-        """Power of `evaluation_times`; 1 after a jump, whose rare weights early times make worse.
+        """Power of `evaluation_times`; 1 with a jump, where early times have rare, large weights.
 
-        With 5 there, 76 to 82% of intervals of 95% held the bound (tools/coverage.py).
+        With 5 there, 76 to 82% of 95% confidence intervals contained the bound (tools/coverage.py).
         """
         return 5 if self.passes == "score_entropy" else 1
 

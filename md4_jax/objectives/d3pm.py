@@ -37,10 +37,10 @@ class D3PM:
                    distribution at masked and unmasked tokens, as in D3PM's code and published
                    bits. Both are bounds, of different models: they differ for joint and for masks
     cross_entropy  D3PM's lambda, added to each step's term as in its code, so not divided by T.
-                   Above 0 it is a training-only loss. It learns the posterior of x, which on a
-                   uniform kernel only the mixture form turns into the right step (D04), so joint is
-                   refused there. D3PM's recipe for the gaussian kernel, joint with 0.001, is
-                   allowed, and masks, for which both forms are equal
+                   Above 0 it is a training-only loss. Its optimum is the posterior of x, from which
+                   with a uniform kernel only the mixture form computes the right step (D04), so
+                   joint is refused there. Allowed are D3PM's recipe for the gaussian kernel, joint
+                   with 0.001, and masks, for which both forms are equal
     """
 
     needs: ClassVar[Needs] = Needs(
@@ -74,7 +74,7 @@ class D3PM:
         return dataclasses.replace(self, cross_entropy=0.0)
 
     def check(self, process: Any) -> None:
-        """Raises UserError for a process with other steps, or a form with another optimum."""
+        """Raises UserError for a process with other steps, or a form with a different optimum."""
         own = process.timesteps
         if own is not None and self.timesteps not in (None, own):
             raise UserError(
@@ -144,7 +144,7 @@ class D3PM:
     def _token_nats(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
     ) -> Array:
-        """Returns -log mu(x) of each token that is asked for: of masks, or of all to decode."""
+        """Returns -log mu(x) of the tokens that the term needs: masks, or all tokens to decode."""
         h, rows = denoiser.features(z, t), (batch.tokens,)
         if self.decoder == "denoiser":
             return at_positions(

@@ -17,13 +17,13 @@ class DCD(Distillation):
     """Loss of discrete consistency distillation (Duo, arXiv:2506.10892, algorithm 1).
 
     z_t = argmax(a_t onehot(x) + s_t noise) is distributed as with uniform noise. The same noise at
-    the lower level s = t - dt gives z_s, on the same deterministic trajectory. The student learns
-    at z_t what the teacher predicts at z_s:
+    the lower level s = t - dt gives z_s, on the same deterministic trajectory. The student at z_t
+    is trained to match the teacher at z_s:
 
         L = E_t E [ sum_n D(student_n(z_t, t), teacher_n(z_s, s)) ],
 
     gamma = log(s^2 / a^2) = low + t (high - low), and t = min(u + dt, 1). dt doubles in each
-    round. This is not a bound and is for training only.
+    round. This is a training-only loss, not a bound.
     """
 
     needs: ClassVar[Needs] = Needs(
@@ -68,7 +68,7 @@ class DCD(Distillation):
         both: tuple[Array, Array],
         gammas: list[Array],
     ) -> Array:
-        """Returns the divergence of each sequence [B], of the student at the first of both.
+        """Returns the divergence between student at z_t and teacher at z_s, of each sequence [B].
 
         both [B, L] and gammas [B] are (z_t, z_s) and their levels.
         """

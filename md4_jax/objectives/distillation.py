@@ -60,14 +60,14 @@ DIVERGENCES: dict[str, Divergence] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distillation:
-    """Keys and rounds that the losses of distillation share.
+    """Base class of the losses of distillation: their options and rounds.
 
     The teacher's time step is 1 / steps in the first round, and `growth` times as long in each
     following round. The teacher of a round is the student of the previous round. These losses are
     not bounds.
 
     steps        number of steps of the teacher's sampler in the first round
-    round_steps  training steps of a round; 0: one round, whose teacher never changes
+    round_steps  number of training steps of a round; 0: one round, with a constant teacher
     divergence   between student and teacher at a position: reverse_kl, kl, tvd or mse
     averaged     whether the next teacher is the moving average of the student
     """
@@ -100,7 +100,7 @@ class Distillation:
         return jnp.float32(self.growth) ** round / self.steps
 
     def check_rounds(self, num_steps: int) -> None:
-        """Raises UserError if a step of the last student would be longer than all of time."""
+        """Raises UserError if a time step of the last student would be longer than 1."""
         asked = -(-num_steps // self.round_steps) if self.round_steps else 1
         left, rounds = self.steps // self.span, 1
         while left >= self.growth > 1:
@@ -115,7 +115,7 @@ class Distillation:
 
 
 def teacher_of(denoiser: Denoiser) -> Teacher:
-    """Returns the teacher that comes with a denoiser; ValueError without one."""
+    """Returns the teacher of a denoiser; ValueError if there is none."""
     if denoiser.teacher is None:
         raise ValueError("a distillation needs a teacher: the training step hands it over")
     return denoiser.teacher
@@ -126,9 +126,8 @@ def apart(
 ) -> Array:
     """Computes a divergence at the chosen positions [B, L], 0 elsewhere.
 
-    h and taught [B, L, D] are features of the student and of its teacher, of which the second
-    passes no gradient on. Logits of both are made a chunk at a time. head: `capacities` of
-    `head.at_positions`.
+    h and taught [B, L, D] are features of the student and of its teacher; the latter have no
+    gradient. Logits of both are computed in chunks. head: `capacities` of `head.at_positions`.
     """
     teacher, width = teacher_of(student).denoiser, h.shape[-1]
 

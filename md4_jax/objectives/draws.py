@@ -25,8 +25,8 @@ def antithetic_times(offset: Array, count: int) -> Array:
     """Returns count evenly spread numbers in [0, 1), each uniform if the offset [] is.
 
     If count is even, u_{2j} = (offset + 2j / count) mod 1 and u_{2j+1} = 1 - u_{2j}. The mean of a
-    linear function of u then has no variance, that of a smooth function little. A pair masks
-    half of its tokens on average. If count is odd, u_j = (offset + j / count) mod 1.
+    linear function of u then has no variance, and that of a smooth function has little. On average
+    half of the tokens of a pair are masked. If count is odd, u_j = (offset + j / count) mod 1.
     """
     if count % 2:
         return (offset + jnp.arange(count) / count) % 1.0
@@ -36,12 +36,12 @@ def antithetic_times(offset: Array, count: int) -> Array:
 
 
 def evaluation_power(objective: Objective, process: Any) -> float:
-    """Returns the p with which evaluation draws times u = v^p early.
+    """Returns the power p of importance sampling of times in evaluation, u = v^p.
 
-    If the objective weighs noise of time u by about 1 / u, a draw at u ~ U(0, 1) has an infinite
-    or very large variance. u = v^p with the weight p v^(p-1) makes it finite. p = 2 is best for
-    masks, and the weights of antithetic times add up to 2. In other noise a changed token costs
-    about log(1 / u) more, and p = 5 keeps the fourth moment small.
+    If the weight of the objective is about 1 / u at time u, a draw at u ~ U(0, 1) has infinite or
+    very large variance. u = v^p with the weight p v^(p-1) makes it finite. p = 2 is best for masks;
+    the weights of antithetic times then sum to 2. With other noise a changed token costs about
+    log(1 / u) more, and p = 5 keeps the fourth moment small.
     """
     power = getattr(objective, "time_power", 1)
     if power == 1 or not _grows_like_time(process):
@@ -50,19 +50,19 @@ def evaluation_power(objective: Objective, process: Any) -> float:
 
 
 def evaluation_times(objective: Objective, process: Any, v: Array) -> tuple[Array, Array | None]:
-    """Turns uniforms v into (u, weight) so that the mean of weight f(u) is that of f(v).
+    """Maps uniforms v to (u, weight) such that the mean of weight f(u) is that of f(v).
 
-    The weight is None where u = v: see `evaluation_power`.
+    The weight is None if u = v: see `evaluation_power`.
     """
     power = evaluation_power(objective, process)
     return (v, None) if power == 1 else early_times(v, power)
 
 
 def at_early_times(objective: Objective, power: float) -> Callable:
-    """Returns the objective as a function of v in place of u, of the same mean over U(0, 1).
+    """Returns the objective as a function of v instead of u, with the same mean over U(0, 1).
 
-    u = v^power, and the integrand at u has the weight of `early_times`. An objective whose blocks
-    have times of their own does this to each of them (`block_times`).
+    u = v^power, and the integrand at u has the weight of `early_times`. An objective with a time
+    for each block applies this to each of them (`block_times`).
     """
     if power == 1:
         return objective
@@ -77,12 +77,12 @@ def at_early_times(objective: Objective, power: float) -> Callable:
 
 
 def early_times(v: Array, power: float) -> tuple[Array, Array]:
-    """Returns (u, weight) like v: u = v^p is often early, and weight = p v^(p-1) undoes that."""
+    """Returns (u, weight) like v: u = v^p favours early times; weight = p v^(p-1) corrects it."""
     return v**power, power * v ** (power - 1)
 
 
 def _grows_like_time(process: Any) -> bool:
-    """Returns whether 1 - alpha grows about as t near 0; True where there is no schedule."""
+    """Returns whether 1 - alpha is about proportional to t near 0; True without a schedule."""
     schedule = getattr(process, "schedule", None)
     if schedule is None:
         return True
@@ -94,10 +94,10 @@ def _grows_like_time(process: Any) -> bool:
 def weighed(
     nats: Array, extra: dict[str, Array], weight: Array | None
 ) -> tuple[Array, dict[str, Array]]:
-    """Returns what an objective returns, with the weight [B] of its times; None: as it is.
+    """Multiplies the results of an objective by the weight [B] of its times; None: no change.
 
-    PARTS, which are no integrals over times, keep their values in the nats and beside them. FIXED
-    keep theirs too.
+    PARTS, which are not integrals over times, are not weighted, neither in the nats nor on their
+    own. FIXED are not weighted either.
     """
     if weight is None:
         return nats, extra

@@ -90,7 +90,7 @@ class DreamOn:
         return (1.0 - u) * self.nats(denoiser, process, lesson, u), extra
 
     def gap(self, process: ResizesMasks, batch: Batch, keys: Array) -> Gap:
-        """Draws the gap of each text among the tokens that count, and how many masks follow it."""
+        """Draws the gap of each text among tokens that count, and its number of surplus masks."""
         draws = uniforms(keys, 3)
         x, length = batch.tokens, batch.tokens.shape[1]
         counts = jnp.asarray(batch.loss_mask)
@@ -101,7 +101,7 @@ class DreamOn:
         rank = jnp.cumsum(counts, axis=1) - 1
         inside = counts & (rank >= start[:, None]) & (rank < stop[:, None])
         end = jnp.max(jnp.where(inside, jnp.arange(length) + 1, 0), axis=1)
-        # The symbols that change the length of a text are no tokens of a gap.
+        # The symbols that change the length of a text cannot be tokens of a gap.
         inside &= (x != process.expand_id) & (x != process.delete_id)
         room = jnp.minimum(self.most_deleted, length - end)
         deleted = jnp.where(end > 0, _below(draws[:, 2], room + 1), 0)
@@ -136,7 +136,7 @@ class DreamOn:
         return self.merge * jnp.where(evenly, 1.0, 1.0 - share)
 
     def nats(self, denoiser: Denoiser, process: ResizesMasks, lesson: Lesson, t: Array) -> Array:
-        """Returns the sum over the masks without the factor of r, [B]."""
+        """Returns the sum over the masks without the factor 1 - r, [B]."""
         z, targets = lesson
         held, masks = z != process.absent_id, z == process.mask_id
         seen = denoiser.within(jnp.where(held, 0, -1).astype(jnp.int32))
@@ -153,13 +153,13 @@ def _count(marked: Array) -> Array:
 
 
 def _below(draw: Array, count: Array) -> Array:
-    """Returns a whole number 0..count-1 from a uniform in [0, 1), like it; 0 if there is none."""
+    """Maps a uniform in [0, 1) to an integer 0..count-1; 0 if count is 0."""
     count = jnp.maximum(count, 1)
     return jnp.minimum((draw * count).astype(jnp.int32), count - 1)
 
 
 def _packed(process: ResizesMasks, z: Array, targets: Array, kept: Array) -> tuple[Array, Array]:
-    """Moves what is kept to the first positions, with absent_id behind it."""
+    """Moves kept symbols to the first positions and pads with absent_id."""
     order = jnp.argsort(~kept, axis=1, stable=True)
     held = jnp.arange(z.shape[1]) < jnp.sum(kept, axis=1, keepdims=True)
     z, targets = (jnp.take_along_axis(rows, order, axis=1) for rows in (z, targets))

@@ -17,18 +17,18 @@ from md4_jax.protocols import Array, Batch, Denoiser, Mixture, Needs, UserError
 
 @dataclasses.dataclass(frozen=True)
 class Duo:
-    """Integrand of `uniform_elbo` at z = argmax(w), where the network reads softmax(w / tau).
+    """Integrand of `uniform_elbo` at z = argmax(w), with softmax(w / tau) as network input.
 
     w = a onehot(x) + s noise is Gaussian (Duo, arXiv:2506.10892), so that z is distributed as with
-    uniform noise. The network sees a little more than z: the symbols that were almost the largest.
+    uniform noise. The network's input has more information than z: symbols that are almost largest.
 
         L = (high - low) E_gamma[ -(d alpha / d gamma) / alpha * nats(z, mu) ],
 
-    with gamma = log(s^2 / a^2) uniform between low and high. It is a part of the bound's integral,
-    but for a network that sees more than z. So it is not a bound and is for training only.
+    with gamma = log(s^2 / a^2) uniform between low and high. It is part of the bound's integral,
+    but for a network that sees more than z. So it is a training-only loss, not a bound.
 
     temperature  tau of the softmax
-    kept         number of largest symbols besides x that the softmax reads; it leaves out the rest
+    kept         number of largest symbols other than x in the softmax; the others are left out
     until        number of steps after which the loss is `uniform_elbo`; 0: never
     """
 
@@ -94,7 +94,7 @@ class Duo:
         seen: Mixture,
         gamma: Array,
     ) -> Array:
-        """Returns the integrand [B] at z [B, L] and gamma [B], where the network reads `seen`."""
+        """Returns the integrand [B] at z [B, L] and gamma [B]; `seen` is the network's input."""
         at = duality.level(gamma, process.vocab_size)
         outputs = denoiser(seen, process.schedule.inverse(at.noise))
         odds = process.vocab_size * at.alpha / at.noise
@@ -115,5 +115,5 @@ class AfterDuo(UniformELBO):
 
 
 def _changed(z: Array, batch: Batch) -> dict[str, Array]:
-    """Returns the share of tokens that noise has changed [B], for the log."""
+    """Returns the fraction of tokens that noise has changed [B], for the log."""
     return {"changed": jnp.mean(z != batch.tokens, axis=1, dtype=jnp.float32)}

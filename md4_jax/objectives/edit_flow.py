@@ -23,10 +23,10 @@ class EditFlow:
     L(x) = int_0^1 v_t E_q[ sum_g y_g - sum_i (1 + log y_g(i) + log Q_g(i)[x_i]) ] dt
          = int_0^1 v_t E_q[ sum_i -log Q_g(i)[x_i] + sum_g D(c_g, y_g) ] dt - K(x),
 
-    where the sums over i are over missing tokens, g(i) is the gap of token i, c_g tokens are
-    missing in gap g, y_g is the network's expected number, Q_g its distribution of the token that
-    is inserted there, v = -alpha' / (1 - alpha) and D(c, y) = y - c + c log(c / y). K(x) is that
-    of FlexMDM. The second form is computed: D is 0 where the network is right.
+    where sums over i are over missing tokens, and g(i) is the gap of token i. c_g is the number of
+    missing tokens in gap g and y_g the network's expectation of it. Q_g is the network's
+    distribution of the token inserted there. v = -alpha' / (1 - alpha), K(x) is that of FlexMDM,
+    and D(c, y) = y - c + c log(c / y). The second form is computed: D is 0 if y_g = c_g.
     """
 
     needs: ClassVar[Needs] = Needs(

@@ -1,4 +1,4 @@
-"""Bounds of masked diffusion followed by the rest from left to right: docs/families/eso_lm.md."""
+"""Bounds of Eso-LM: masked diffusion, then left to right: docs/families/eso_lm.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -23,9 +23,9 @@ class Eso:
                + E[ sum_{z_n = m} -log mu_n(z, x_{<n})[x_n] ]
 
     In the first term tokens stay clean with probability alpha_0 s, in the second with alpha_0. The
-    network reads clean tokens in a random order, then the masks: those of the first term in a
-    random order, of which each also sees the masks before it, those of the second from left to
-    right, of which each sees the tokens before it. Nats per sequence [B].
+    network reads clean tokens in a random order, then the masks. Masks of the first term have a
+    random order, and each also sees the masks before it. Masks of the second term come from left to
+    right, and each sees the tokens before it. Nats per sequence [B].
 
     alpha_0  fraction of tokens that diffusion generates. 0: the autoregressive likelihood; 1: the
              bound of masked diffusion, with attention in a random order
@@ -36,8 +36,8 @@ class Eso:
     One draw of the first term always masks one token, and each other one with probability
     1 - alpha_0 s. The estimate is alpha_0 L times the mean over the masks. It is unbiased, without
     variance from the number of masks. The schedule has no effect.
-    Tokens that do not count come first in the order. `for_evaluation` is the bound of samples with
-    a cache, which keep one order (`EsoOrders`).
+    Tokens that do not count come first in the order. `for_evaluation` is the bound for samples with
+    a cache, which have one order (`EsoOrders`).
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), ordered=True)
@@ -52,14 +52,14 @@ class Eso:
 
     @property
     def share(self) -> float:
-        """Share of the sequences with the first term."""
+        """Fraction of the sequences that are used for the first term."""
         return self.alpha_0 if self.alpha_0 in (0.0, 1.0) else self.split
 
     def is_bound(self, process: RevealsMasks) -> bool:
         return True
 
     def for_evaluation(self) -> "EsoOrders":
-        """Returns the bound of a sampler that keeps one order, as the one with a cache does."""
+        """Returns the bound for a sampler with one order, such as the one with a cache."""
         return EsoOrders(self.alpha_0)
 
     def is_exact(self, network: Network) -> bool:
@@ -85,14 +85,14 @@ class Eso:
     ) -> tuple[Array, Array]:
         """Draws z [B, L], clean with probability alpha_0 s, and the rank of each position [B, L].
 
-        diffused bool [B]: the rows of the first term, of which one token is masked for certain
+        diffused bool [B]: the rows of the first term, in which one token is always masked
         """
         order_keys, one_keys = split_keys(keys)
         counts, length = jnp.asarray(batch.loss_mask), batch.tokens.shape[1]
         clean_Bx1, draws = self.alpha_0 * s[:, None], uniforms(order_keys, length)
         chosen = jnp.argmax(jnp.where(counts, uniforms(one_keys, length), -1.0), axis=1)
         certain = (jnp.arange(length) == chosen[:, None]) & diffused[:, None]
-        # Each mask is as likely the certain one, so that all orders are, wherever its draw puts it.
+        # Each mask is equally likely to be the one that is always masked, so all orders are, too.
         first = (draws < clean_Bx1) & jnp.logical_not(certain)
         rank = ranks(
             draws, jnp.logical_not(counts), first,
@@ -109,7 +109,7 @@ class Eso:
         rank: Array,
         diffused: Array,
     ) -> Array:
-        """Returns the first term of diffused rows and the second of others, unweighed [B]."""
+        """Returns the first term for diffused rows and the second for others, unweighted [B]."""
         noise, t = process.is_noise(z) & batch.loss_mask, jnp.zeros(len(z))
         if self.share == 1.0:
             h = denoiser.ordered.features(z, t, rank, None)
@@ -126,23 +126,23 @@ class Eso:
 
 @dataclasses.dataclass(frozen=True)
 class EsoOrders:
-    """Bound on the likelihood of samples of Eso-LM that keep one order, in nats per sequence [B].
+    """Bound on -log p of Eso-LM's samples with one order per text, in nats per sequence [B].
 
-    An order pi has each token with probability alpha_0 among the first, which are in a random
-    order, and the others from left to right. The sampler with a cache draws pi and then
+    In an order pi each token is among the first ones with probability alpha_0. These are in random
+    order, and the others follow from left to right. The sampler with a cache draws pi and then
 
         p(x | pi) = prod_l mu_{pi(l)}(x_{pi(0)}, ..., x_{pi(l-1)})[x_{pi(l)}],
 
-    and one pass of the network gives all factors. By convexity -log mean_pi p(x | pi), the negative
-    log-likelihood, is at most the mean of -log p(x | pi). Each prediction sees one mask alone.
-    Those of `Eso`'s first term also see masks before them: that is the bound of a sampler which
-    draws a new order at each step, as no cache can do, and has another value.
+    and one pass of the network computes all factors. By convexity -log mean_pi p(x | pi), the
+    negative log-likelihood, is at most the mean of -log p(x | pi). Each prediction sees only one
+    mask. Predictions of `Eso`'s first term also see masks before them: that is the bound for a
+    sampler that draws a new order at each step, which excludes a cache, and has another value.
 
     alpha_0  as of `Eso`; it may differ from that in training
     orders   K: the mean of -log of the mean over K orders, which falls with K (arXiv:1509.00519)
 
-    The tokens come one at a time, as with many steps; for few steps there is the evaluator `path`.
-    u is unused. With alpha_0 = 0 there is one order.
+    Tokens are drawn one at a time, as with many steps; for few steps use the evaluator `path`. u is
+    unused. With alpha_0 = 0 there is one order.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), ordered=True)
@@ -187,7 +187,7 @@ class EsoOrders:
         return self.along(denoiser, batch, uniforms(keys, batch.tokens.shape[1]))
 
     def along(self, denoiser: Denoiser, batch: Batch, draws: Array) -> Array:
-        """Returns -log of each factor of p(x | pi), pi the order that the draws make: [B, L]."""
+        """Returns -log of each factor of p(x | pi), where draws determine the order pi: [B, L]."""
         counts = jnp.asarray(batch.loss_mask)
         rest = jnp.ones((len(draws), 1), bool)
         rank = ranks(

@@ -14,13 +14,13 @@ from md4_jax.processes.draws import fold_keys, uniforms
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, Network, UserError
 
 LARGEST_BLOCK = 12
-# Stands for log 0 and has a gradient, unlike -inf.
+# Replaces log 0; unlike -inf it has a gradient.
 LOG_ZERO = -1e30
 
 
 @dataclasses.dataclass(frozen=True)
 class EveryOrder:
-    """Likelihood of text whose blocks are drawn one token at a time, in nats per sequence [B].
+    """Likelihood of block diffusion that draws one token at a time, in nats per sequence [B].
 
     Blocks come from left to right. The tokens of a block come in an order pi that is uniform over
     all orders, so that (identity M16)
@@ -37,9 +37,9 @@ class EveryOrder:
             orders of each block, in K block calls. The mean of its -log is a bound between -log p
             and that of `block`, and falls with K (arXiv:1509.00519)
 
-    A denoiser with time gets the t at which 1 - alpha_t is the fraction of masks in the block. u is
-    unused. For evaluation: the backward pass makes each call again. Tokens that do not count are
-    always known. UserError for orders=0 and more than 12 tokens per block.
+    A time-conditioned denoiser gets the t at which 1 - alpha_t is the fraction of masks in the
+    block. u is unused. For evaluation: the backward pass repeats each network evaluation. Tokens
+    that do not count are always known. UserError for orders=0 and more than 12 tokens per block.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), blockwise=True)
@@ -67,7 +67,7 @@ class EveryOrder:
         return self.orders == 0
 
     def check_length(self, length: int, key: str = "data.length") -> None:
-        """UserError, which names the key of the length, for sequences that are not whole blocks."""
+        """Raises UserError, with the length's key, unless blocks divide the length."""
         check_blocks(self.block, length, key)
 
     def __call__(
@@ -88,7 +88,7 @@ class EveryOrder:
 
         @jax.checkpoint
         def one(log_f: Array, known: Array) -> tuple[Array, None]:
-            """Adds what the set with these bits passes on to the sets of one token more."""
+            """Adds the terms of the set with these bits to f of the sets with one more token."""
             has = (known >> places) & 1 == 1
             each = jnp.broadcast_to(has, shape)
             nats = self._nats(denoiser, process, batch, each, jnp.logical_not(each))

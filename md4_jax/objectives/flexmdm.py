@@ -1,4 +1,4 @@
-"""Bound of masked diffusion with texts of any length: docs/families/flexible_length.md."""
+"""Bound of masked diffusion for variable-length texts: docs/families/flexible_length.md."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -22,10 +22,10 @@ class FlexMDM:
     L(x) = int_0^1 E_q[ u_t sum_{z_n = m} -log mu_n(z_t, t)[x_n] + v_t sum_g D(c_g, y_g) ] dt
            - K(x),      D(c, y) = y - c + c log(c / y),
 
-    where c_g tokens are missing in gap g, y_g is the network's expected number, u = -b' / (1 - b)
-    and v = -a' / (1 - a). K(x) is the mean of the sum of log c_g when the tokens of a text are
-    inserted in random order. The paper's loss is L + K, where K does not depend on the network.
-    With K subtracted, the optimal network reaches -log p(x) on average.
+    where c_g is the number of missing tokens in gap g, y_g the network's expectation of it,
+    u = -b' / (1 - b) and v = -a' / (1 - a). K(x) is the mean of the sum of log c_g when the tokens
+    of a text are inserted in random order. The paper's loss is L + K, where K does not depend on
+    the network. With K subtracted, the optimal network reaches -log p(x) on average.
     """
 
     needs: ClassVar[Needs] = Needs(
@@ -64,10 +64,10 @@ class FlexMDM:
 
 
 def texts(process: Grows, batch: Batch) -> tuple[Array, Array]:
-    """Returns (tokens with absent_id behind each text, the tokens that are never noised).
+    """Returns (tokens padded with absent_id, which tokens are never noised), both [B, L].
 
-    A text ends with its last token that counts: what follows is padding. Earlier tokens that do not
-    count are its prompt. Both are [B, L].
+    A text ends with its last token that counts; later ones are padding. Earlier tokens that do not
+    count are its prompt.
     """
     counts = jnp.asarray(batch.loss_mask)
     text = jnp.cumsum(counts[:, ::-1], axis=1)[:, ::-1] > 0
@@ -81,7 +81,7 @@ def gap_excess(process: Grows, batch: Batch, noised: Any, outputs: Array, t: Arr
     """
     held = noised.z != process.absent_id
     _, fixed = texts(process, batch)
-    # A mask that is to be deleted has no source, though a number stands there.
+    # The source of a mask to be deleted is undefined.
     tokens = ~process.is_noise(noised.z)
     stays = tokens & jnp.take_along_axis(fixed, noised.source, axis=1)
     opened = open_gaps(held, stays, noised.missing)
@@ -92,8 +92,8 @@ def gap_excess(process: Grows, batch: Batch, noised: Any, outputs: Array, t: Arr
 def open_gaps(held: Array, fixed: Array, missing: Array) -> Array:
     """Marks the gaps in which tokens may be missing, bool [B, L + 1].
 
-    held marks the symbols of z, fixed those of a prompt, both [B, L]. Between tokens of a prompt
-    that are neighbours nothing is ever missing, nor before its first one.
+    held marks the symbols of z, fixed those of a prompt, both [B, L]. No token is missing between
+    adjacent tokens of a prompt, nor before its first one.
     """
     before = jnp.pad(fixed, ((0, 0), (1, 0)), constant_values=True)
     behind = jnp.pad(fixed, ((0, 0), (0, 1)))
@@ -104,7 +104,8 @@ def open_gaps(held: Array, fixed: Array, missing: Array) -> Array:
 def poisson_divergence(count: Array, log_expected: Array) -> Array:
     """Computes y - c + c log(c / y) >= 0 for c = count and log y, float like log y.
 
-    It is the divergence of jump processes with the rates c and y. y near c does not cancel.
+    It is the divergence of jump processes with the rates c and y, without cancellation for y near
+    c.
     """
     count = count.astype(log_expected.dtype)
     d = log_expected - jnp.log(jnp.maximum(count, 1.0))
@@ -115,7 +116,7 @@ def with_orders(
     process: Grows, batch: Batch, z: Array, *, insertion: Array, **tokens: Array
 ) -> tuple[Array, dict[str, Array]]:
     """Returns the loss of given tokens and insertions, less K, and its terms by name, each [B]."""
-    # A row of which nothing counts fills up a batch, and may cost nothing.
+    # A row without counted tokens is padding of a batch, and costs nothing.
     insertion = jnp.where(jnp.any(batch.loss_mask, axis=1), insertion, 0.0)
     terms = {**tokens, "insertion": insertion, "orders": -order_nats(batch.loss_mask)}
     present = jnp.mean(z != process.absent_id, axis=1, dtype=jnp.float32)
@@ -126,7 +127,7 @@ def order_nats(counts: Array) -> Array:
     """Returns K of each text, [B]: the mean of sum log c over insertions in random order.
 
     counts [B, L] marks the tokens that are inserted. A run of n of them between tokens of a prompt
-    adds K_n = log n + (2 / n) sum_{i < n} K_i: the first to come divides the others in two.
+    adds K_n = log n + (2 / n) sum_{i < n} K_i, since the first insertion splits the run in two.
     """
     length, place = counts.shape[1], jnp.arange(counts.shape[1])
     table = jnp.asarray(order_table(length), jnp.float32)

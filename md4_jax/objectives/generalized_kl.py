@@ -22,23 +22,24 @@ Flowing = RedrawsUniformly | FollowsDistances
 class GeneralizedKL:
     """Divergence of the jumps given x from the model's, in nats per sequence (arXiv:2412.03487).
 
-    mu is the model's distribution of x given z_t, and sum_x mu_x u(y | z, x) the rate at which its
-    chain, that of the sampler `flow`, jumps from z to y. With u those given the true x, a token
-    costs, integrated over t,
+    mu is the model's distribution of x given z_t. Its chain, that of the sampler `flow`, jumps from
+    z to y at the rate m_y. With u_y the rate given the true x, the cost of a token is, integrated
+    over t,
 
         sum_{y != z} ( m_y - u_y - u_y log(m_y / u_y) ),   m_y = sum_x mu_x u(y | z, x).
 
     Uniform noise: a token keeps its noise until it becomes x, at the rate w = -alpha' / (1 -
     alpha). The cost is w (1 - mu_z) if z = x, and w (-log mu_x - mu_z) otherwise.
-    Noise by distances: u of `MetricPath`, to all symbols that are nearer to x. This takes V^2 work
-    for each token.
+    Metric-induced noise: u of `MetricPath`, to all symbols that are nearer to x. This takes V^2
+    operations for each token.
 
     With the prior's KL and a network-free decoder of x from z_0 it is a bound of the chain's
     -log p(x), for every schedule. It is above the entropy of the data even for the optimal network,
     which does not see whether a token has jumped: do not compare its values with `uniform_elbo`.
 
-    In the form `mixture` mu is the softmax of the outputs, and on uniform noise 1 - mu_z has the
-    weight 1 / t near t = 0. In `joint` the outputs are multiplied by q(z | x): there is no pole.
+    In the form `mixture` mu is the softmax of the outputs, and with uniform noise 1 - mu_z has the
+    weight 1 / t near t = 0. In the form `joint`, mu is proportional to exp(outputs) q(z | x), which
+    has no such pole.
     """
 
     needs: ClassVar[Needs] = Needs(
@@ -95,7 +96,7 @@ def path_nats(
 ) -> Array:
     """Computes the cost of tokens per unit of -beta': outputs [..., V], the others [...] -> [...].
 
-    distances d[z, x], [V, V]. One target y after another, so that no [..., V, V] is made.
+    distances d[z, x], [V, V]. Targets y are processed one by one, which avoids arrays [..., V, V].
     """
     beta = beta[..., None]
     # log of sum_z exp(-beta d(z, x)) for each x; no sum is below 1.

@@ -24,14 +24,14 @@ class GIDD:
         w(z, x, t) ( KL(q(. | x) || q(. | mu)) + r - 1 - log r ),    w = rate(z) / q(z | x),
 
     where rate(z) is the rate at which the forward process jumps to z. It is the divergence of the
-    reverse jumps given x from those of the model. There is no other term, since z_0 is clean and
-    z_1 all masks.
+    reverse jumps given x from those of the model. There are no other terms, since z_0 is clean and
+    z_1 fully masked.
 
     weights  bound    w, the bound
-             clip     min(w, largest), for training only
-             dynamic  2 t (1 - t) w, for training only. With gamma = 1 that is 2 at a mask, 1 at a
-                      changed token, and next to nothing at one that is kept: c_t / (V (1 - t))
-    largest  of the weights with clip
+             clip     min(w, largest), training only
+             dynamic  2 t (1 - t) w, training only. With gamma = 1 this is 2 for a mask, 1 for a
+                      changed token, and close to 0 for an unchanged one: c_t / (V (1 - t))
+    largest  upper limit of the weights with clip
     """
 
     needs: ClassVar[Needs] = Needs(
@@ -58,7 +58,7 @@ class GIDD:
     def __call__(
         self, denoiser: Denoiser, process: Interpolates, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
-        # u = 0 stands for a cell of a float32 uniform; times that are drawn early are smaller.
+        # u = 0 represents a cell of a float32 uniform; times of importance sampling are smaller.
         t = jnp.where(u > 0, jnp.clip(u, process.earliest, LATEST), SMALLEST_TIME)
         z = prompted(batch, process.corrupt(keys, batch.tokens, t))
         changed = (z != batch.tokens) & ~process.is_noise(z)
@@ -104,7 +104,7 @@ def divergence(outputs: Array, x: Array, z: Array, levels: tuple[Array, Array, A
 
     levels = (alpha, each, mask), as of `Interpolates.levels`, each above 0. With k = alpha / each,
     q(y | x) = each (1 + k [y = x]) and q(y | mu) = each (1 + k mu_y) on the clean symbols, and both
-    have the same mask. So nothing is needed of the logits but mu at x and z, and one sum.
+    have the same mask. So only mu at x and z, and one sum over the logits, are needed.
     """
     alpha, each, _ = levels
     is_mask = z == outputs.shape[-1]

@@ -1,4 +1,4 @@
-"""Vocabulary head only where a loss needs logits, and a chunk of logits at a time."""
+"""Vocabulary head, computed in chunks and only at positions for which a loss needs logits."""
 
 import functools
 import math
@@ -13,10 +13,10 @@ from md4_jax.protocols import Array, Batch, Denoiser, Process
 
 
 class Logits(NamedTuple):
-    """Numbers of logits of one device.
+    """Limits of the number of logits on one device.
 
     at_once  computed at once
-    kept     kept by the forward pass for the backward pass; more are computed again
+    kept     stored by the forward pass for the backward pass; if there are more, all are recomputed
     """
 
     at_once: int
@@ -35,9 +35,9 @@ LEAST = jax.checkpoint_policies.save_only_these_names(log_sum_exp.NAME)
 KEEP = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable, LEAST
 )
-# Capacities that are tried, smallest first, as parts of all positions. Antithetic times mask half
-# of the positions under the linear schedule, +- 0.01 in a batch of 2 x 1024, and up to 0.71 under
-# the cosine one.
+# Candidate capacities, smallest first, as fractions of all positions. Antithetic times mask half of
+# the positions with the linear schedule, +- 0.01 in a batch of 2 x 1024, and up to 0.71 with the
+# cosine schedule.
 # 1.4 times the speed of a training step of 32 x 256 tokens, 32768 symbols and 4 layers of 256 on
 # 2 CPU cores.
 CAPACITIES = (17 / 32, 3 / 4)
@@ -46,7 +46,7 @@ LEAST_VOCABULARY = 1024
 
 
 def noise_of(process: Process, batch: Batch, z: Array) -> Array:
-    """Marks the positions that count and hold noise: bool [B, L]."""
+    """Marks the counted positions with noise: bool [B, L]."""
     return process.is_noise(z) & batch.loss_mask
 
 
@@ -59,7 +59,7 @@ def at_noise(
     rows: tuple[Array, ...],
     padded: bool = False,
 ) -> Array:
-    """Returns reduce(logits, *rows) where there is noise and 0 elsewhere, float [B, L]."""
+    """Returns reduce(logits, *rows) at positions with noise and 0 elsewhere, float [B, L]."""
     return at_positions(
         denoiser, h_BxLxD, noise,
         reduce=reduce, rows=rows, padded=padded, capacities=CAPACITIES,
@@ -78,11 +78,11 @@ def at_positions(
 ) -> Array:
     """Returns reduce(logits, *rows) at the chosen positions and 0 elsewhere, float [B, L].
 
-    h are the denoiser's features, chosen is bool [B, L]. Each of rows is [B, L] or [B, L, V] and
-    reaches reduce as [...] or [..., V] beside logits [..., V]; if it takes them padded, also beside
-    longer rows that end in -inf. The head is computed for the first of the capacities (parts of all
-    positions, ascending) that holds the chosen ones of every part of the batch
-    (`Accelerator.groups`), and for all positions if none does. So no token is ever dropped.
+    h are the denoiser's features, chosen is bool [B, L]. Each of rows is [B, L] or [B, L, V] and is
+    passed to reduce as [...] or [..., V], with logits [..., V], or with longer logits that end in
+    -inf if reduce accepts padding. The head is computed for the smallest of the capacities
+    (fractions of all positions, ascending) that suffices for the chosen positions of every part of
+    the batch (`Accelerator.groups`), or else for all positions. So no token is ever dropped.
     """
     unembed = (padded and denoiser.accelerator.padded) or denoiser.unembed
     vocabulary = jax.eval_shape(unembed, h_BxLxD[0, 0]).shape[-1]
@@ -120,7 +120,7 @@ def at_positions(
 
 
 def _grouped(x: Array, groups: tuple[int, int]) -> Array:
-    """Reshapes [B, L, ...] to [G, B L / G, ...]: what lies on one device stays together."""
+    """Reshapes [B, L, ...] to [G, B L / G, ...], where each group is on one device."""
     rows, parts = groups
     batch, length, *rest = x.shape
     x = jnp.swapaxes(x.reshape(rows, batch // rows, parts, length // parts, *rest), 1, 2)
@@ -128,19 +128,19 @@ def _grouped(x: Array, groups: tuple[int, int]) -> Array:
 
 
 def _ungrouped(x: Array, groups: tuple[int, int], shape: tuple[int, int]) -> Array:
-    """Reshapes what `_grouped` has made of [B, L], an array [G, B L / G], to that shape again."""
+    """Inverts `_grouped`: reshapes [G, B L / G] to [B, L]."""
     (rows, parts), (batch, length) = groups, shape
     x = x.reshape(rows, parts, batch // rows, length // parts)
     return jnp.swapaxes(x, 1, 2).reshape(shape)
 
 
 def _taken(x: Array, order: Array) -> Array:
-    """Returns the entries of x [G, N, ...] in that order [G, C]: [G, C, ...]."""
+    """Returns the entries of x [G, N, ...] at the indices order [G, C]: [G, C, ...]."""
     return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
 def _chunked(one: Callable, vocabulary: int, h: Array, rows: list[Array], most: Logits) -> Array:
-    """Returns one(h, *rows), [G, N], a chunk after the other if there are too many logits."""
+    """Returns one(h, *rows), [G, N], computed in chunks if there are too many logits."""
     groups, count = h.shape[:2]
     one = jax.checkpoint(one, policy=KEEP if count * vocabulary <= most.kept else LEAST)
     chunks = -(-count * vocabulary // most.at_once)

@@ -1,4 +1,4 @@
-"""Texts in blocks, and noise of which each block has a time of its own."""
+"""Texts in blocks, and noise with a time for each block."""
 
 import jax.numpy as jnp
 
@@ -16,9 +16,9 @@ def in_blocks(x_BxL: Array, block: int, value: float = 0) -> Array:
 
 
 def of_positions(x: Array, block: int, length: int, begin: Array | None = None) -> Array:
-    """Gives each position what x has for its block: [B, G] -> [B, length]; [B] -> [B, 1].
+    """Repeats the entries of blocks for their positions: [B, G] -> [B, length]; [B] -> [B, 1].
 
-    begin: int32 [B], where the first block begins; positions before it are given what that has.
+    begin: int32 [B], where the first block begins; positions before it have its entry.
     """
     if not block:
         return x[:, None]
@@ -31,7 +31,7 @@ def of_positions(x: Array, block: int, length: int, begin: Array | None = None) 
 def beginning(denoiser: Denoiser, batch: Batch) -> Array | None:
     """Returns where the first block begins, int32 [B]: at the first token that counts.
 
-    None: at position 0, for a network whose blocks begin nowhere else.
+    None: at position 0, for a network whose blocks must begin there.
     """
     if denoiser.blocks is None or not denoiser.blocks.takes_begin:
         return None
@@ -39,7 +39,7 @@ def beginning(denoiser: Denoiser, batch: Batch) -> Array | None:
 
 
 def check_block(block: int) -> None:
-    """Raises UserError for blocks of fewer than no tokens; 0 is the whole text."""
+    """Raises UserError for a negative block size; 0 is the whole text."""
     if block < 0:
         raise UserError(f"objective.block must be at least 1, or 0 for the whole text, not {block}")
 
@@ -47,7 +47,7 @@ def check_block(block: int) -> None:
 def check_blocks(block: int, length: int, key: str) -> None:
     """Raises UserError if blocks of an objective do not divide the length of a sequence.
 
-    key: that of the length in the config
+    key: key of the length in the config
     """
     if block and length % block:
         raise UserError(
@@ -58,7 +58,7 @@ def check_blocks(block: int, length: int, key: str) -> None:
 def spread(u: Array, keys: Array, groups: int) -> Array:
     """Spreads [0, 1) over the blocks of a sequence in random order, shifted by u: [B, groups].
 
-    Each number is uniform if u [B] is, and no block is tied to a part of [0, 1).
+    Each number is uniform if u [B] is, and any block may get any part of [0, 1).
     """
     rank = jnp.argsort(uniforms(keys, groups), axis=1)
     return (u[:, None] + rank / groups) % 1.0
@@ -95,7 +95,7 @@ def noised_in_blocks(
 
 
 def _moved(x: Array, by: Array | None) -> Array:
-    """Returns x [B, L] moved to the left by so many positions [B], cyclically."""
+    """Shifts x [B, L] cyclically to the left by a number of positions [B]."""
     if by is None:
         return x
     index = (jnp.arange(x.shape[1]) + by[:, None]) % x.shape[1]
@@ -105,7 +105,7 @@ def _moved(x: Array, by: Array | None) -> Array:
 def features(
     denoiser: Denoiser, batch: Batch, z: Array | Conditioned, t: Array, block: int
 ) -> Array:
-    """Returns h [B, L, D] of z, of which each block sees itself and the clean tokens before it.
+    """Returns h [B, L, D] of z, where each block sees itself and the clean tokens before it.
 
     t is [B, G]. Blocks begin at `beginning`. block=0: each position sees all of z, and t is [B].
     """

@@ -8,7 +8,7 @@ from md4_jax.protocols import Array, Batch, Denoiser, UserError
 
 
 def next_token_nats(denoiser: Denoiser, batch: Batch) -> Array:
-    """Returns the cost of each sequence's tokens given those before them, but of the first [B]."""
+    """Returns the nats of each sequence's tokens given earlier ones, except the first [B]."""
     counts, x = batch.loss_mask[:, 1:], batch.tokens
     segments = batch.context.get("segments")
     if segments is not None:

@@ -1,4 +1,4 @@
-"""log sum_k exp of logits, of which the backward pass keeps the result."""
+"""log sum_k exp of logits, with its result stored for the backward pass."""
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,12 @@ NAME = "log_sum_exp"
 
 @jax.custom_vjp
 def log_sum_exp(logits: Array) -> Array:
-    """Computes log sum_k exp(logits_k), [..., V] -> [...]; -inf where all logits are."""
+    """Computes log sum_k exp(logits_k), [..., V] -> [...]; -inf if all logits are -inf."""
     return summed(logits)
 
 
 def summed(logits: Array) -> Array:
-    """Computes the same inside of a function with a gradient of its own."""
+    """Computes the same within a function with a custom gradient."""
     largest = row_max(logits)
     shift = jnp.where(jnp.isfinite(largest), largest, 0.0)
     total = jnp.log(row_sum(jnp.exp(logits - shift))) + shift

@@ -1,4 +1,4 @@
-"""Bound of Edit Flows that begin with masks: docs/families/edit_flows.md."""
+"""Bound of Edit Flows from masks: docs/families/edit_flows.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -25,9 +25,9 @@ class MaskedEditFlow:
 
         -log d_n if it is to be deleted,  -log (1 - d_n) - log R_n[x_n] if it becomes x_n,
 
-    less log C, C being the number of alignments of x with the masks, of which one is drawn. d_n is
-    the network's probability of deletion, R_n its distribution of the token that replaces the mask
-    (arXiv:2506.09487; the bound: docs/families/edit_flows.md).
+    minus log C, where C is the number of alignments of x with the masks; one of them is drawn. d_n
+    is the network's probability of deletion, and R_n its distribution of the token that replaces
+    the mask (arXiv:2506.09487; the bound: docs/families/edit_flows.md).
     """
 
     needs: ClassVar[Needs] = Needs(
@@ -49,7 +49,7 @@ class MaskedEditFlow:
         x, fixed = texts(process, batch)
         noised = process.edited(keys, x, t, fixed)
         terms = self.terms_at(denoiser, process, batch, noised, t)
-        # A row of which nothing counts fills up a batch, and may cost nothing.
+        # A row without counted tokens is padding of a batch, and costs nothing.
         counts = jnp.any(batch.loss_mask, axis=1)
         tokens, insertion, deletion = (jnp.where(counts, term, 0.0) for term in terms)
         orders = -order_nats(noised.created)

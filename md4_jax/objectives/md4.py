@@ -18,8 +18,8 @@ class MD4:
     """Bound of MD4 in continuous time, in nats per sequence (arXiv:2406.04329, eq. 5).
 
     L(x) = int_0^1 -alpha'_t / (1 - alpha_t) E_q[ sum_{z_n = m} -log mu_n(z_t, t)[x_n] ] dt,
-    with one t for each sequence. It bounds -log p(x) if alpha runs from 1 to 0. For other
-    schedules (geometric, clipped) it is only a part of a bound, used for training only.
+    with one t for each sequence. It bounds -log p(x) if alpha runs from 1 to 0. For other schedules
+    (geometric, clipped) it is only part of a bound, a training-only loss.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -108,7 +108,7 @@ class DiscreteMD4:
         terms = self.timesteps - self.first_step + 1
         at_t = self.masked_probability(process, step)
         at_s = self.masked_probability(process, step - 1)
-        # Where 1 - alpha is too small for a float no token is masked.
+        # Where 1 - alpha underflows, no token is masked.
         return terms * (at_t - at_s) / jnp.where(at_t > 0, at_t, 1.0) * nats
 
     def _uniform_reconstruction(self, process: RevealsMasks, batch: Batch) -> Array:

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 
 from md4_jax.protocols import Array, Batch, Process
 
-# The smallest time of a draw. It replaces u = 0, where the weight 1/t and no masks give inf * 0.
-# u = 0 stands for the float32 cell [0, 2^-23), so that no part of the integral is left out.
+# Smallest time of a draw. It replaces u = 0, where the weight 1/t times no masks is inf * 0.
+# u = 0 represents the float32 cell [0, 2^-23), so no part of the integral is omitted.
 SMALLEST_TIME = 2.0**-24
 
 
@@ -16,10 +16,10 @@ def noised(process: Process, batch: Batch, u: Array, keys: Array) -> tuple[Array
 
 
 def prompted(batch: Batch, z: Array) -> Array:
-    """Puts clean tokens into z at the positions that do not count."""
+    """Returns z with clean tokens at the positions that do not count."""
     return jnp.where(batch.loss_mask, z, batch.tokens)
 
 
 def masked(process: Process, z: Array) -> Array:
-    """Returns the fraction of positions that hold a mask [B], for the log."""
+    """Returns the fraction of masked positions [B], for the log."""
     return jnp.mean(process.is_noise(z), axis=1, dtype=jnp.float32)

@@ -23,9 +23,9 @@ class Partition:
     L(x) = int_0^1 -alpha'_t / 2 E[ sum_{n in G}     -log mu_n[x_n] / (1 - alpha_t)
                                   + sum_{n not in G} -log mu_n[x_n] / alpha_t ] dt.
 
-    The tokens outside of G are those masked at the t' with 1 - alpha_t' = alpha_t, and both terms
-    have MD4's bound as their mean. For a text with a prompt the first term is used twice: a prompt
-    is outside of G, so the second term would predict tokens without the prompt.
+    The tokens outside G are distributed like those masked at the t' with 1 - alpha_t' = alpha_t, so
+    each term estimates MD4's bound. For a text with a prompt the first term is used twice: a prompt
+    is outside G, so the second term would predict tokens without the prompt.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), swapped=True)
@@ -60,7 +60,7 @@ class Partition:
 
 
 def clean_weight(schedule: Schedule, t: Array) -> Array:
-    """Returns -alpha'_t / alpha_t, the weight of a token outside of the group, like t.
+    """Returns -alpha'_t / alpha_t, the weight of a token outside the group, like t.
 
     1 - alpha_t has the density -1 / alpha'_t, and so has alpha_t, what masks the others. 0 where
     alpha is too small for a float: then no token is outside.
@@ -70,7 +70,7 @@ def clean_weight(schedule: Schedule, t: Array) -> Array:
 
 
 def has_prompt(batch: Batch) -> Array:
-    """Marks the texts of which tokens are read that do not count, bool [B]; padding is not read."""
+    """Returns which texts have a prompt, bool [B]: tokens that do not count and are not padding."""
     apart = jnp.logical_not(jnp.asarray(batch.loss_mask))
     if "segments" in batch.context:
         apart = apart & (batch.context["segments"] >= 0)

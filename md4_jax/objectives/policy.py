@@ -1,4 +1,4 @@
-"""Policy gradient of a reward, learned by a diffusion model: docs/families/policy.md."""
+"""Policy-gradient loss for diffusion models, with bounds: docs/families/policy.md."""
 
 import dataclasses
 from typing import NamedTuple
@@ -13,10 +13,10 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs, Process, UserError
 
 
 class Behaviour(NamedTuple):
-    """Model that drew the texts of a batch, and the number of the update with them, from 0 on.
+    """Model that drew the texts of a batch, and the index of the update with these texts.
 
     denoiser  bound to the context and the dropout of the batch
-    update    int32 []; at 0 it is the same model as the one that learns
+    update    int32 [], from 0; at 0 it is the same model as the one in training
     """
 
     denoiser: Denoiser
@@ -25,7 +25,7 @@ class Behaviour(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Loss whose gradient raises the reward of samples, with a bound for the likelihood.
+    """Loss with a gradient that raises the reward of samples; a bound replaces the likelihood.
 
     Let L be the bound for a text that the model has drawn (`answers.bound_of`: `any_order`, `block`
     or `uniform_elbo`), L' that of the reference model, with which training began, and A the
@@ -45,14 +45,14 @@ class Policy:
 
         -n min(A r, A clip(r, 1 - clip_below, 1 + clip_above)),  r = exp((L'' - L) / n).
 
-    group       texts that are drawn after a prompt; a step has train.batch_size / group prompts
+    group       number of texts per prompt; a step has train.batch_size / group prompts
     kl          weight of the divergence from the reference model; 0: there is none
-    draws       draws of noise for each text; each model makes so many forward passes for it
+    draws       number of noise draws, and forward passes of each model, for each text
     normalised  whether A is divided by the standard deviation of the group's rewards
-    block       tokens of a block, for block diffusion; 0: the whole text
-    updates     training steps for which a set of drawn texts is used
-    clip_below  how far below 1 the ratio of a worse text may fall before it is left alone
-    clip_above  how far above 1 the ratio of a better text may rise
+    block       number of tokens of a block, for block diffusion; 0: the whole text
+    updates     number of training steps with each set of drawn texts
+    clip_below  a text with A < 0 has no gradient if its ratio is below 1 - clip_below
+    clip_above  a text with A > 0 has no gradient if its ratio is above 1 + clip_above
     """
 
     group: int = 8
@@ -93,14 +93,14 @@ class Policy:
 
     @property
     def teacher_calls(self) -> int:
-        """Forward passes of other models in a training step: of the start, and that which drew."""
+        """Forward passes of other models in a training step: the reference, and the old model."""
         return self.draws * ((self.kl > 0) + (self.updates > 1))
 
     def is_bound(self, process: Process) -> bool:
         return False
 
     def check_length(self, length: int, key: str = "data.length") -> None:
-        """UserError, which names the key of the length, for sequences that are not whole blocks."""
+        """Raises UserError, with the length's key, unless blocks divide the length."""
         check_blocks(self.block, length, key)
 
     def __call__(
@@ -132,11 +132,11 @@ class Policy:
     def _clipped(
         self, batch: Batch, nats: Array, its: Array, update: Array
     ) -> tuple[Array, dict[str, Array]]:
-        """Returns the surrogate [B] and what is printed of its ratios.
+        """Returns the surrogate [B] and the logged statistics of its ratios.
 
         its  bounds [B] of the model that drew the texts, before the first update
         """
-        # Two programs of one computation may round differently, which is no reason to clip.
+        # Two programs may round the same computation differently, which must not cause clipping.
         old = jax.lax.stop_gradient(jnp.where(update == 0, nats, its))
         length = jnp.maximum(1, jnp.sum(batch.loss_mask, axis=1))
         ratio = jnp.exp((old - nats) / length)
@@ -154,7 +154,7 @@ class Policy:
         return jnp.mean(each.reshape(-1, self.draws), axis=1)
 
     def _rows(self, batch: Batch, u: Array, keys: Array) -> tuple[Batch, Array, Array]:
-        """Returns each text `draws` times, with levels that are spread evenly, and keys."""
+        """Repeats each text `draws` times, with evenly spread levels, and keys."""
         tokens, counts = (jnp.repeat(x, self.draws, axis=0) for x in batch[:2])
         levels = (u[:, None] + jnp.arange(self.draws) / self.draws) % 1.0
         own = jax.vmap(lambda key: jax.random.split(key, self.draws))(keys)

@@ -1,4 +1,4 @@
-"""Preferences between two answers, learned by a diffusion model: docs/families/preference.md."""
+"""Direct preference optimisation of diffusion models, with bounds: docs/families/preference.md."""
 
 import dataclasses
 
@@ -27,9 +27,10 @@ class Preference:
     This is a training-only loss, not a bound.
 
     beta        smaller values let the model move further from the reference model
-    draws       draws of noise for each answer; each model makes 2 draws forward passes for a pair
+    draws       number of noise draws for each answer; each model takes 2 draws forward passes for a
+                pair
     supervised  weight of L(chosen), which is added to the loss
-    block       tokens of a block, for block diffusion; 0: the whole text
+    block       number of tokens of a block, for block diffusion; 0: the whole text
     """
 
     beta: float = 0.1
@@ -64,7 +65,7 @@ class Preference:
         return False
 
     def check_length(self, length: int, key: str = "data.length") -> None:
-        """UserError, which names the key of the length, for sequences that are not whole blocks."""
+        """Raises UserError, with the length's key, unless blocks divide the length."""
         check_blocks(self.block, length, key)
 
     def __call__(

@@ -65,8 +65,8 @@ class LambdaDCE:
 
     in nats per sequence, with each token masked independently with probability lambda. It is MD4's
     bound with lambda = 1 - alpha_t, complete for every schedule. If the schedule has no such t, a
-    time-conditioned denoiser gets the nearest one. `any_order` has the same mean and no noise in
-    the number of masks.
+    time-conditioned denoiser gets the nearest one. `any_order` has the same mean, without variance
+    from the number of masks.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))

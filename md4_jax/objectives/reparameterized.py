@@ -1,4 +1,4 @@
-"""Loss of reparameterized diffusion, with which DPLM is trained: docs/proteins.md."""
+"""Training loss of reparameterized diffusion models (RDM), as in DPLM: docs/proteins.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -23,8 +23,8 @@ class Reparameterized:
     linear    1 - (i - 1) / T
     constant  1
 
-    A bound has 1 / i in their place. It is for training only. DPLM divides the sum over a batch by
-    the number of masks in it, and this loss by their expected share.
+    A bound would have 1 / i instead, so this is a training-only loss. DPLM divides the sum over a
+    batch by its number of masks, this loss by their expected fraction.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -54,7 +54,7 @@ class Reparameterized:
     def loss_at(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, step: Array
     ) -> Array:
-        """Returns the loss at (z, step) [B]; its mean over steps 1..T and z is the whole."""
+        """Returns the term at (z, step) [B]; its mean over steps 1..T and z is the loss."""
         weight = jnp.ones_like(step, jnp.float32)
         if self.weights == "linear":
             weight = 1.0 - (step - 1) / self.timesteps
@@ -63,5 +63,5 @@ class Reparameterized:
         return weight / mean * nats
 
     def _share(self, process: RevealsMasks, step: Array) -> Array:
-        """Returns the expected share of masks at t = step / T."""
+        """Returns the expected fraction of masks at t = step / T."""
         return process.schedule.one_minus_alpha(step / self.timesteps)

@@ -82,9 +82,9 @@ class ScoreEntropy:
     def of_tokens(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> Array:
-        """Returns what each token adds to the bound of masks, [B, L], at the draws of `any_order`.
+        """Returns each token's contribution to the bound of masks, [B, L]; draws of `any_order`.
 
-        Their mean is that of `__call__` if alpha runs from 1 to 0.
+        The mean is that of `__call__` if alpha runs from 1 to 0.
         """
         z, t = AnyOrder().noised(process, batch, u, keys)
         nats_BxL = self._nats_of_masks(denoiser, process, batch, z, t)
@@ -104,7 +104,7 @@ class ScoreEntropy:
         )
 
     def _shift(self, process: RevealsMasks, t: Array) -> Array:
-        """Returns what is subtracted from the outputs to get log(s / k), [B]."""
+        """Returns the shift [B] that is subtracted from the outputs to get log(s / k)."""
         if self.scaled:
             return jnp.full(t.shape, jnp.log(process.vocab_size))
         # log k, with alpha above 0, where s is zero as well.

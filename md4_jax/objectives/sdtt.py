@@ -13,7 +13,7 @@ from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import draw_symbol, fold_keys, split_keys, uniforms
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
-# Part of the positions for which the head is computed where the teacher draws tokens: a step
+# Fraction of the positions at which the head is computed when the teacher draws tokens: a step
 # reveals few masks. If it reveals more, the head is computed at all positions.
 REVEALED = (1 / 8,)
 
@@ -24,11 +24,11 @@ class SDTT(Distillation):
 
     From z_t the teacher takes `per_step` ancestral steps of length dt. The target of a mask is the
     teacher's distribution in the step that reveals it, or in the last one if none does. The
-    student learns all targets from z_t alone, in one step:
+    student predicts all targets from z_t, in one step:
 
         L = E_t E_q E_teacher [ sum_{z_n = m} D(student_n(z_t, t), target_n) ].
 
-    In each round dt gets `per_step` times as long. This is not a bound and is for training only.
+    dt is multiplied by `per_step` in each round. This is a training-only loss, not a bound.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), teacher=True)
@@ -51,7 +51,7 @@ class SDTT(Distillation):
 
     @property
     def span(self) -> int:
-        """Number of the teacher's steps that one step of the student stands for."""
+        """Number of the teacher's steps that one step of the student replaces."""
         return self.per_step
 
     @property
@@ -93,9 +93,9 @@ class SDTT(Distillation):
         t: Array,
         keys: Array,
     ) -> Array:
-        """Returns the teacher's features [B, L, D] that give the targets of the masks of z.
+        """Returns the teacher's features [B, L, D], which define the targets of the masks of z.
 
-        Those of a position are of the last of the teacher's steps that begins with a mask there.
+        A position has the features of the last of the teacher's steps at which it is a mask.
         """
         teacher, round = teacher_of(denoiser)
         step = self.step_size(round)
@@ -116,7 +116,7 @@ class SDTT(Distillation):
         features = jax.eval_shape(teacher.features, z, t)
         state = z, jnp.zeros(features.shape, features.dtype)
         z, before = jax.lax.fori_loop(0, self.per_step - 1, taken, state)
-        # What the last step reveals would change no target.
+        # Tokens revealed in the last step do not affect the targets.
         h = teacher.features(z, time(self.per_step - 1))
         return jnp.where(noise_of(process, batch, z)[..., None], h, before)
 
@@ -127,7 +127,7 @@ def drawn(teacher: Denoiser, h: Array, chosen: Array, keys: Array) -> Array:
 
     def reduce(logits: Array, bits: Array) -> Array:
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-        # Whole numbers below 2^24, which float32 holds.
+        # Integers below 2^24 are exact in float32.
         return draw_symbol(jax.nn.softmax(logits, axis=-1), bits).astype(jnp.float32)
 
     found = at_positions(teacher, h, chosen, reduce=reduce, rows=(bits,), capacities=REVEALED)

@@ -1,4 +1,4 @@
-"""Reductions of logits over the vocabulary to costs of tokens."""
+"""Reductions of logits over the vocabulary to nats per token."""
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ def score_nats(log_ratio: Array, x: Array) -> Array:
     """Computes sum_j r_j - 1 - log r_x, r = exp(log_ratio): [..., V], x [...] -> [...]."""
     log_ratio = widened(log_ratio)
     picked = jnp.take_along_axis(log_ratio, x[..., None], axis=-1)[..., 0]
-    # C - 1 as expm1(log C): near a normalised score a subtraction would leave only rounding.
+    # C - 1 as expm1(log C): near a normalised score a subtraction would leave only rounding errors.
     return jnp.expm1(log_sum_exp(log_ratio)) - picked
 
 
@@ -64,7 +64,7 @@ def ratio_error(
 
 
 def widened(logits: Array) -> Array:
-    """Widens logits to float32 if the network computes in less."""
+    """Converts logits to float32 if they have a lower precision."""
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
@@ -90,8 +90,8 @@ def counted(nats_BxL: Array, batch: Batch) -> Array:
 def divergence_nats(log_p: Array, log_q: Array) -> Array:
     """Computes KL(q || p) in nats of logits over the states: each [..., S] -> [...].
 
-    It sums q (exp(d) - 1 - d) with d = log p - log q. No term is negative, and an error that all
-    log p share cancels, so that small divergences (one step of a thousand) keep their digits in
+    It is the sum of q (exp(d) - 1 - d) with d = log p - log q. No term is negative, and an error
+    common to all log p cancels, so that small divergences (one step of a thousand) are accurate in
     float32. Entries may be -inf.
     """
     log_p = jax.nn.log_softmax(widened(log_p), axis=-1)

@@ -36,12 +36,12 @@ class UniformELBO:
 
         (sigma / V) ( r sum_{y != z, x} g(log s_y - log r) + [z != x] g(log s_x + log rho) / rho ),
 
-    No score [B, L, V] is made, and of many logits a part at a time. Prior and reconstruction are
-    included, for every schedule. Joint is the form of UDLM and Duo.
+    No array of scores [B, L, V] is created, and large arrays of logits are computed in chunks.
+    Prior and reconstruction are included, for every schedule. Joint is the form of UDLM and Duo.
 
-    block  tokens of a block; 0: the whole text. Blocks come from left to right, and the bound is
-           the sum of the bounds of each block given the clean ones before it. Each block has a time
-           of its own; those of a sequence are stratified, in random order
+    block  number of tokens of a block; 0: the whole text. Blocks come from left to right, and the
+           bound is the sum of the bounds of each block given the clean ones before it. Each block
+           has its own time; the times of a sequence are stratified, in random order
     """
 
     time_power: ClassVar[int] = 5
@@ -62,14 +62,14 @@ class UniformELBO:
 
     @property
     def block_times(self) -> bool:
-        """Whether each block has a time of its own."""
+        """Whether each block has its own time."""
         return self.block > 0
 
     def is_bound(self, process: RedrawsUniformly) -> bool:
         return True
 
     def check_length(self, length: int, key: str = "data.length") -> None:
-        """UserError, which names the key of the length, for sequences that are not whole blocks."""
+        """Raises UserError, with the length's key, unless blocks divide the length."""
         check_blocks(self.block, length, key)
 
     def __call__(

@@ -70,7 +70,7 @@ def _free(
     if "label" in context or prompt is None:
         return network.denoiser(params, {k: v for k, v in context.items() if k != "label"})
     mask = jnp.asarray(prompt.mask)
-    if network.causal:  # reads each token one position later, after the start symbol
+    if network.causal:  # which reads each token one position later, behind the start of the text
         mask = jnp.pad(mask[:, :-1], ((0, 0), (1, 0)))
     hide = Prompt(jnp.full(mask.shape, params["process"].mask_id), mask)
     return shown(network.denoiser(params, context), hide)

@@ -26,9 +26,9 @@ class Reparameterized:
     """Draws a token at every position, then masks those with the lowest scores.
 
     RDM (arXiv:2302.05737), decoded as in DPLM (arXiv:2402.18567). Each step draws a token at every
-    position outside the prompt, from the network's outputs there. After a step to s the floor((1 -
-    alpha_s) n) of the n positions with the lowest scores are masks. A mask that is not among them
-    gets the drawn token. An earlier token that is not among them does not change.
+    position outside the prompt, from the network's outputs there. After a step to s, the
+    floor((1 - alpha_s) n) of the n positions with the lowest scores are masks. A mask that is not
+    among them gets the drawn token. An earlier token that is not among them does not change.
 
     score     of a position, by what was drawn there:
               noised       log softmax(logits + G)[token], with Gumbel noise G whose largest sum
