@@ -1,4 +1,4 @@
-"""Model with its low-rank adapters added into the matrices, which computes the same."""
+"""Merging of a model's low-rank adapters into its matrices."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Whether process and objective of a model are those that would be read of its layout."""
+"""Comparison of a model's process and objective with those that its layout implies."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ from md4_jax.model.peer import Peer
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.schedules import SCHEDULES
 
-# Bounds of a network of masks whose outputs are probabilities; those of score_entropy are scores.
+# Bounds of masks for networks that output probabilities; those of score_entropy output scores.
 MASKED = (
     "md4", "md4_discrete", "any_order", "t_dce", "lambda_dce", "along_order", "block",
     "every_order", "eso", "eso_orders", "reparameterized",
 )  # fmt: skip
 SCORES = "score_entropy"
 ORDERED = ("eso", "eso_orders")
-# Kinds whose config.json says whether the network is told the noise, and those with a key for the
-# size of blocks.
+# Kinds whose config.json says whether the network has a time input, and kinds with a key for the
+# block size.
 TIMED = ("mdlm", "bd3lm", "udlm")
 BLOCKS = {"bd3lm": "block_size", gemma.KIND: "canvas_length"} | dict.fromkeys(
     (kind for kind in experts.KINDS if kind.startswith("llada2")), "block_size"
@@ -26,7 +26,7 @@ BLOCKS = {"bd3lm": "block_size", gemma.KIND: "canvas_length"} | dict.fromkeys(
 
 
 class Difference(NamedTuple):
-    """Key that the model has with `ours`, and that would be read with `theirs`."""
+    """Key with the value `ours` in the model and `theirs` in the config read from its layout."""
 
     key: str
     ours: Any
@@ -42,17 +42,17 @@ class Meaning(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Returns the tokens of a block; 0: the network sees whole texts."""
+        """Returns the number of tokens of a block; 0: the network reads whole texts."""
         return getattr(self._built, "block", 0)
 
     @property
     def alpha_0(self) -> float | None:
-        """Returns the share of tokens that diffusion reveals before the others, or None."""
+        """Returns the fraction of tokens that are drawn by diffusion (Eso-LM), or None."""
         return getattr(self._built, "alpha_0", None)
 
     @property
     def scaled(self) -> bool | None:
-        """Returns whether scores come without the factor of the noise; None: there are none."""
+        """Returns whether scores are without the noise factor; None: there are no scores."""
         return getattr(self._built, "scaled", None)
 
     @property
@@ -61,10 +61,9 @@ class Meaning(NamedTuple):
 
 
 def differences(own: Meaning, read: Mapping[str, Any]) -> list[Difference]:
-    """Returns where a model differs from the config that is read of its layout.
+    """Returns the differences between a model and the config that is read from its layout.
 
-    read: config, with sections process and objective. What changes the training alone is no
-    difference.
+    read: config, with sections process and objective. Keys that affect only training are ignored.
     """
     theirs = build_section("process", read["process"], vocab_size=own.options.vocab_size)
     found = _of_process(own.options, own.process, theirs)
@@ -81,9 +80,9 @@ def differences(own: Meaning, read: Mapping[str, Any]) -> list[Difference]:
 
 
 def with_changes(told: Mapping[str, Any], found: Peer, own: Meaning) -> dict[str, Any]:
-    """Returns config.json with what its kind tells of process and objective, as the model has it.
+    """Returns config.json with its keys of process and objective set to those of the model.
 
-    found: what is read of it without these changes
+    found: the model that is read from it without these changes
     """
     told, process, objective = dict(told), found.sections["process"], found.sections["objective"]
     conditioning = getattr(own.process, "conditioning", "")
@@ -103,12 +102,12 @@ def with_changes(told: Mapping[str, Any], found: Peer, own: Meaning) -> dict[str
 
 
 def _of_process(options: Any, ours: Any, theirs: Any) -> list[Difference]:
-    """Returns the fields in which a process differs and on which the network's outputs depend."""
+    """Returns the differences of processes that affect the network's outputs."""
     if type(ours) is not type(theirs):
         return [Difference("process.name", type(ours).__name__, type(theirs).__name__)]
     reads = getattr(options, "time_conditioning", False)
     timed = reads and getattr(theirs, "conditioning", "") != "zero"
-    # A network that is told no time predicts what is masked, whatever the times of the masks.
+    # Without a time input, predictions of masked tokens do not depend on the schedule.
     free = () if timed or not isinstance(ours, RevealsMasks) else ("schedule",)
     free += () if reads else ("conditioning",)
     fields = (field.name for field in dataclasses.fields(ours) if field.name not in free)

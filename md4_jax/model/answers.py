@@ -1,4 +1,4 @@
-"""Tokens drawn after prompts, on a canvas of the prompt and one mask for each new token."""
+"""Generation of tokens after prompts, on a canvas of prompt and one mask per new token."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from md4_jax.options import PromptOptions
 from md4_jax.protocols import Prompt, UserError
 from md4_jax.samplers.batches import context_of
 
-# Options of `Model.sample` that a chat does not take.
+# Options of `Model.sample` that a chat does not support.
 NOT_OF_CHATS = {
     "num",
     "length",
@@ -29,8 +29,8 @@ def drawn(
 ) -> list[np.ndarray]:
     """Draws `size` tokens after each prompt and returns those before the first end.
 
-    A prompt of P tokens is drawn on P + size positions. These are padded to one of few lengths,
-    so that few programs are compiled, if no position sees the padding.
+    A prompt of P tokens needs P + size positions. They are padded to one of few lengths, so that
+    few programs are compiled, if padding is masked out.
 
     prompts  token ids of each, at most data.length - size
     options  keys of the section `sample`, except num and length
@@ -82,7 +82,7 @@ def answer(model: Any, messages: str | Messages, size: int, options: Mapping[str
     tokenizer = model.domain.tokenizer
     marks = {name for name in _marks(model) if tokenizer.id_of(name) in ends(model)}
     if marks and (options.get("block") or getattr(model.experiment.objective, "block", 0)):
-        # What comes after the end of a turn is cut off: blocks need not be drawn for it.
+        # Tokens after the end of a turn are cut off, so later blocks need not be drawn.
         options = {"stop": " ".join(sorted(marks)), **options}
     return model.domain.decode(drawn(model, [ids], size, options)[0])
 
@@ -102,9 +102,9 @@ def _marks(model: Any) -> set[str]:
 
 
 class _Canvas:
-    """Positions on which prompts and new tokens lie.
+    """Sequence of positions for prompts and new tokens.
 
-    Padding is told apart by segments. Blocks and causal networks do not see what comes later.
+    Padding is masked out by segments. Block and causal networks do not see later positions.
     """
 
     def __init__(self, model: Any, experiment: Experiment):
@@ -114,7 +114,7 @@ class _Canvas:
         self._pads = self._ordered or takes_segments(experiment, model.params)
 
     def length(self, used: int) -> int:
-        """Returns the positions of a canvas of which `used` are not padding."""
+        """Returns the number of positions of a canvas with `used` positions before padding."""
         if not self._pads:
             return used
         return self._whole(bucket(used, self._model.length))
@@ -136,7 +136,7 @@ class _Canvas:
             context["segments"] = context["segments"].astype(np.int32)
         model = self._model
         found = drawn_samples(experiment, model.params, model.programs, asked, context)
-        # A text may end early, so that masks are left.
+        # A text may end early; masks remain after its end.
         stops = np.minimum(found.lengths[: len(prompts)], [len(ids) + size for ids in prompts])
         return [
             row[len(ids) : stop]
@@ -155,5 +155,5 @@ class _Canvas:
         return Prompt(tokens, given)
 
     def _whole(self, length: int) -> int:
-        """Rounds up to whole blocks, if there are blocks."""
+        """Rounds up to a multiple of the block size, if there are blocks."""
         return length + -length % self._block if self._block else length

@@ -1,4 +1,4 @@
-"""The bound of -log p by which a model is judged."""
+"""Choice of the bound on -log p for the evaluation of a model."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from md4_jax.protocols import UserError
 
 
 def chosen(experiment: Experiment, name: str) -> Any:
-    """Returns the objective of that name, or that of --mode eval; UserError if it is no bound."""
+    """Returns the named objective, or that of --mode eval; UserError if it is not a bound."""
     if not name:
         main = main_bound(experiment)
         if main is not None:

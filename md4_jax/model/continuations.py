@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations of a text, their greedy choice, and drawn continuations."""
+"""Continuations of a text: log-likelihoods, comparison with greedy decoding, and generation."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 def pair(model: Model, context: str, continuation: str) -> Pair:
     """Encodes both as one text; spaces between them belong to the continuation.
 
-    The start of the context is left out if both are longer than data.length. UserError if the
+    The start of the context is truncated if both are longer than data.length. UserError if the
     continuation is empty or does not fit.
     """
     kept, encode = context.rstrip(), model.domain.encode
@@ -46,7 +46,7 @@ def pair(model: Model, context: str, continuation: str) -> Pair:
 
 
 def objective_of(model: Model, name: str) -> Any:
-    """Returns the bound of a name, or the exact likelihood from left to right for chain_rule."""
+    """Returns the named bound, or for chain_rule the exact likelihood from left to right."""
     if name != CHAIN_RULE:
         return model.bound(name)
     if model.experiment.network.causal:
@@ -88,8 +88,8 @@ def log_likelihoods(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Estimates log p(continuation | context) in nats, with its standard error, each [N].
 
-    It is a lower bound of it, unless the objective of `bound` is exact. With guidance w it is that
-    of the model whose predictions are proportional to p(x | context)^w p(x)^(1 - w), as in SMDM
+    The estimate is that of a lower bound, unless the objective of `bound` is exact. With guidance w
+    it is for the model with predictions proportional to p(x | context)^w p(x)^(1 - w), as in SMDM
     (arXiv:2410.18514, w - 1 in its code).
     """
     rows = []
@@ -106,11 +106,11 @@ def log_likelihoods(
 def are_greedy(
     model: Model, pairs: Sequence[Pair], batch_size: int, guidance: float = 1.0
 ) -> np.ndarray:
-    """Returns whether the most likely token of each step is that of the continuation: bool [N].
+    """Returns whether greedy decoding gives each continuation: bool [N].
 
-    Tokens are taken from left to right, each with the tokens after it masked: in block diffusion
-    those of its block, of which others are not seen. Continuations drop out at their first other
-    token. False for processes without masks.
+    Tokens are predicted from left to right, with later tokens masked (in block diffusion those of
+    the same block). A continuation is no longer computed after its first different token. False for
+    processes without masks.
     """
     masked = isinstance(model.experiment.process, RevealsMasks)
     greedy, block = np.full(len(pairs), masked), _block_of(model)
@@ -124,7 +124,7 @@ def are_greedy(
             rows = [i for i in left if lengths[i] == length]
             for first in range(0, len(rows), batch_size):
                 part = rows[first : first + batch_size]
-                # Always as many rows, so that there is one program for each length.
+                # A constant number of rows, so that there is one program for each length.
                 same = [pairs[part[k % len(part)]] for k in range(batch_size)]
                 logits = _logits(model, same, step, length, pads=pads)
                 if guidance != 1.0:
@@ -136,7 +136,7 @@ def are_greedy(
 
 
 def _block_of(model: Model) -> int:
-    """Returns the tokens of a block of block diffusion; 0: the network sees whole texts."""
+    """Returns the block size in block diffusion; 0: the network reads whole texts."""
     return getattr(model.experiment.objective, "block", 0)
 
 
@@ -151,7 +151,7 @@ def _logits(
 ) -> np.ndarray:
     """Returns the logits of token `step` of each continuation, given those before it: [N, V].
 
-    hidden: whether masks take the place of the context
+    hidden: whether the context is replaced by masks
     """
     if block := _block_of(model):
         return _logits_in_blocks(model, pairs, step, length, block)
@@ -173,9 +173,9 @@ def _logits(
 def _logits_in_blocks(
     model: Model, pairs: Sequence[Pair], step: int, length: int, block: int
 ) -> np.ndarray:
-    """Returns the same in block diffusion: the block of the token is masked from there to its end.
+    """Returns the same in block diffusion, with the token and the rest of its block masked.
 
-    A continuation does not end before the end of its last block, as when it is drawn.
+    The last block is always read to its end, as when a continuation is drawn.
     """
     z = np.full((len(pairs), length), model.experiment.process.mask_id, np.int32)
     clean, left = np.zeros_like(z), np.zeros(len(pairs), np.float32)
@@ -194,8 +194,8 @@ def continued(
 ) -> list[str]:
     """Draws at most `size` tokens after each context, up to an end of text or of a chat's turn.
 
-    options: keys of the section `sample`, except num and length. The start of a context is left
-    out if both are longer than data.length.
+    options: keys of the section `sample`, except num and length. The start of a context is
+    truncated if both are longer than data.length.
     """
     domain, size = model.domain, min(size, model.length - 1)
     ids = [np.asarray(domain.encode(text) if text else [], np.int32) for text in contexts]

@@ -1,30 +1,29 @@
-"""Models in the layout of transformers' Llama and Qwen, and diffusion models made of them.
+"""Models in the layout of transformers' Llama and Qwen, and diffusion models adapted from them.
 
-Dream (arXiv:2508.15487) was trained on from Qwen2.5 with masks: it sees both sides, and still takes
-the logits of a token from the position before it. What dLLM calls A2D sees both sides and takes
-them from the token's own position.
+Dream (arXiv:2508.15487) is a masked model adapted from Qwen2.5: it is bidirectional, and computes
+the logits of a token at the previous position. dLLM's A2D models are bidirectional and compute them
+at the token's own position.
 
-SDAR (arXiv:2510.06303) and Fast-dLLM v2 (arXiv:2509.26328) are block diffusion: a block sees itself
-and what comes before it. SDAR was made of Qwen3 and takes logits from the token's own position,
-Fast-dLLM v2 of Qwen2.5 and from the position before it. Qwen3 and SDAR also come with layers of
-experts.
+SDAR (arXiv:2510.06303) and Fast-dLLM v2 (arXiv:2509.26328) are block diffusion models: a block sees
+itself and earlier blocks. SDAR was adapted from Qwen3, with logits at the token's own position, and
+Fast-dLLM v2 from Qwen2.5, with logits at the previous position. Qwen3 and SDAR also have
+mixture-of-experts versions.
 
-RND1 was made of Qwen3's network with experts. It sees both sides and takes logits from the position
-before.
+RND1 was adapted from Qwen3 with experts. It is bidirectional, with logits at the previous position.
 
-DiffuLLaMA (arXiv:2410.17891) was made of Llama 2, sees both sides and takes logits from the
-position before. Its class DiscreteDiffusionModel names arrays in its own way; a DiffuLLaMA may also
-be stored as a Llama.
+DiffuLLaMA (arXiv:2410.17891) was adapted from Llama 2. It is bidirectional, with logits at the
+previous position. Its class DiscreteDiffusionModel has its own names of arrays; a DiffuLLaMA may
+also be stored as a Llama.
 
-Nemotron-Labs-Diffusion (arXiv:2607.05722) was made of Ministral 3 as block diffusion, without a
-shift. It was trained from left to right too: a clean token sees nothing to its right, so that the
+Nemotron-Labs-Diffusion (arXiv:2607.05722) is block diffusion adapted from Ministral 3, without a
+shift. It was also trained from left to right: attention among clean tokens is causal, so that the
 same parameters are also a causal model.
 
-Stable-DiffCoder (ByteDance Seed, 2026) was made of Seed-Coder, a Llama. It is block diffusion as
-SDAR is.
+Stable-DiffCoder (ByteDance Seed, 2026) is block diffusion like SDAR, adapted from Seed-Coder, a
+Llama.
 
-Open-dLLM's models (Open-dCoder) were trained on from Qwen2.5 as Dream was. Their config.json is
-that of a Qwen2, but their tokenizer has a mask.
+Open-dLLM's models (Open-dCoder) were adapted from Qwen2.5 like Dream. Their config.json is that of
+a Qwen2, but their tokenizer has a mask.
 """
 
 import re
@@ -46,10 +45,10 @@ A2D = ("a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama", "a2d-ministral3")
 MASKED = ("dream", "dreamon", OPEN_DLLM, "rnd1", "diffullama", *A2D, *BLOCKWISE)
 KINDS = (*MASKED, *CAUSAL)
 SHIFTED = ("dream", "dreamon", OPEN_DLLM, "rnd1", "fast_dllm_qwen", "diffullama")
-# Classes that `architectures` of config.json names, whose model_type is that of a Llama.
+# Classes in `architectures` of config.json that have the model_type of a Llama.
 DIFFULLAMA = "DiscreteDiffusionModel"
 CLASSES = {DIFFULLAMA: "diffullama", "StableDiffcoderForCausalLM": DIFFCODER}
-# What the code of these models takes where their config.json does not say it.
+# Defaults of these models' code for keys that config.json does not have.
 IMPLIED = {
     "dreamon": {"mask_token_id": 151_666, dreamon.KEY: 151_667},
     "rnd1": {"mask_token_id": 151_669},
@@ -61,10 +60,10 @@ IMPLIED = {
     NEMOTRON: {"block_size": 32, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     **{kind: {"rms_norm_eps": 1e-5} for kind in ("ministral3", "a2d-ministral3")},
 }
-# What dlm_paradigm of a Nemotron's config.json may say: how it is trained, or read.
+# Values of dlm_paradigm in a Nemotron's config.json: how it is trained, or read.
 LEFT_TO_RIGHT = "autoregressive"
 PARADIGMS = ("bidirectional", "block_diff", LEFT_TO_RIGHT)
-# What the layouts of the arrays are those of, if it is another name.
+# Kinds whose layout of arrays is that of another kind.
 BASES = {
     "dream": "qwen2", "dreamon": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3",
     "sdar_moe": "qwen3_moe", "rnd1": "qwen3_moe", "mistral": "llama", "diffullama": "llama",
@@ -80,9 +79,9 @@ NAMES = {
     ("llama", True, False): "diffullama",
 }
 EXPERTS = r"model\.layers\.(?:\d+)\.mlp\.experts\.(\d+)\."
-# The longest sequences by default: models are trained on as many as 32,768 tokens and more.
+# Default largest length of sequences; models are trained on 32,768 tokens and more.
 LENGTH = 2048
-# Keys of config.json -> what they must say, if they are there.
+# Keys of config.json -> their only supported values.
 BUILT = {
     "hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False,
     "partial_rotary_factor": 1.0, "decoder_sparse_step": 1, "mlp_only_layers": [],
@@ -90,7 +89,7 @@ BUILT = {
 
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
+    """Reads config.json and the shapes of arrays; UserError for unsupported models."""
     _check(told, tensors)
     kind = kind_by_class(told, tensors) or str(told.get("model_type", "")).lower()
     told = IMPLIED.get(kind, {}) | dict(told)
@@ -98,7 +97,7 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     if kind == "diffullama":  # its code takes the rows from its tokenizer
         told.pop("vocab_size", None)
     network = _network(told, tensors, names) | rotary.keys_of(told, tensors, base_of(kind))
-    # What Qwen3's layers of experts and LLaDA-MoE's are called is the same.
+    # Qwen3's layers of experts have the same names as those of LLaDA-MoE.
     convert = published_experts.from_lladamoe if network["experts"] else published.from_llama
     found = of_masks(told, tensors, network, convert, (names.table, names.head), LENGTH)
     found = found._replace(told_of=told_of)
@@ -113,7 +112,7 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 
 def kind_by_class(told: Mapping[str, Any], tensors: Tensors) -> str:
-    """Returns the kind that the class in config.json, names of arrays, or a mask tell; "": none."""
+    """Returns the kind implied by the class in config.json, array names, or a mask; "": none."""
     names = published.llama_names(tensors)
     if names.trunk == published.DIFFUSION:
         return "diffullama"
@@ -124,23 +123,23 @@ def kind_by_class(told: Mapping[str, Any], tensors: Tensors) -> str:
 
 
 def base_of(kind: str) -> str:
-    """Returns the kind of which the layout of a kind's arrays is."""
+    """Returns the kind that defines the layout of a kind's arrays."""
     base = kind.removeprefix("a2d-")
     return BASES.get(base, base)
 
 
 def block_key(kind: str) -> str:
-    """Returns the key of config.json that holds the size of blocks."""
+    """Returns the key of config.json for the block size."""
     return "bd_size" if kind == "fast_dllm_qwen" else "block_size"
 
 
 def told_of(
     told: Mapping[str, Any], kind: str, *, shifted: bool, block: int, context: bool
 ) -> dict[str, Any]:
-    """Returns the config.json of a diffusion model that was made of one of another kind.
+    """Returns the config.json of a diffusion model that was adapted from a model of another kind.
 
-    told     config.json of the other
-    block    tokens of a block; 0: the model sees whole texts
+    told     config.json of the other model
+    block    number of tokens of a block; 0: the model reads whole texts
     context  network.causal_context
 
     A DiffuLLaMA stays one, whose arrays may have names of its own, and so does a Nemotron or a
@@ -173,7 +172,7 @@ def told_of(
 def _network(
     told: Mapping[str, Any], tensors: Tensors, names: published.LlamaNames
 ) -> dict[str, Any]:
-    """Returns the section of the network, but for its positions."""
+    """Returns the section `network` of the config, without keys of positions."""
     size, first = tensors.shape(names.table)[1], f"{names.trunk}layers.0."
     heads = needed(told, tensors, "num_attention_heads")
     queries = tensors.shape(f"{first}self_attn.q_proj.weight")[0]
@@ -195,9 +194,9 @@ def _network(
 
 
 def _feed_forward(told: Mapping[str, Any], tensors: Tensors, first: str) -> dict[str, Any]:
-    """Returns the keys of the network's feed-forward layers, plain or of experts.
+    """Returns the keys of the network's feed-forward layers, dense or with experts.
 
-    first: what the names of the first layer's arrays begin with
+    first: prefix of the names of the first layer's arrays
     """
     count = tensors.count(EXPERTS)
     if not count:
@@ -216,7 +215,7 @@ def _feed_forward(told: Mapping[str, Any], tensors: Tensors, first: str) -> dict
 
 
 def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
-    """Raises UserError for a switch of the architecture that is not known here."""
+    """Raises UserError for unsupported options of the architecture."""
     check_built(told, tensors, BUILT)
     if told.get("dlm_paradigm", PARADIGMS[0]) not in PARADIGMS:
         raise UserError(

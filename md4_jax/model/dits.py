@@ -1,4 +1,4 @@
-"""DiTs of SEDD, MDLM and those that took over the names of its arrays."""
+"""DiTs of SEDD, MDLM and other models with the same array names."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from md4_jax.runtime.tensors import Tensors
 LOG_LINEAR = {"name": "log_linear", "eps": 1e-3}
 # Rows and length of the UDLM on molecules, kuleshov-group/udlm-qm9, and its vocabulary.
 MOLECULES, OF_MOLECULES = (35, 32), "yairschiff/qm9-tokenizer"
-# Share of labels that UDLM's authors hide in training.
+# Label dropout in UDLM's training.
 LABEL_DROPOUT = 0.1
 
 
@@ -46,9 +46,9 @@ def _duo(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 
 def _udlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """Reads a UDLM, all rows of whose vocabulary are symbols, that of the mask among them.
+    """Reads a UDLM, in which all rows of the vocabulary are symbols, including the mask's.
 
-    Its vocabulary is BERT's, or that of molecules, if their sizes fit.
+    The vocabulary is BERT's, or that of molecules, if their sizes fit.
     """
     found = _duo(told, tensors)
     classes = found.sections["network"]["classes"]
@@ -100,7 +100,7 @@ def _radd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 def _dit(
     told: Mapping[str, Any], tensors: Tensors, process: dict[str, Any], objective: dict[str, Any]
 ) -> Peer:
-    """Reads the sizes of the DiT of SEDD, MDLM and those that took it from them from its arrays."""
+    """Reads the sizes of a DiT, as in SEDD and MDLM, from its arrays."""
     prefix = prefix_of(tensors)
     if prefix is None:
         raise UserError(f"{tensors.folder} has no array {published.DIT_TABLE!r}, as its kind has")
@@ -131,7 +131,7 @@ def _dit(
 
 
 def _of_labels(tensors: Tensors, table: str) -> dict[str, Any]:
-    """Returns the keys of a network that may be told labels; the last row stands for none."""
+    """Returns the keys for class labels, if the network has them; the last row is for no label."""
     if table not in tensors:
         return {"classes": 0}
     return {
@@ -142,7 +142,7 @@ def _of_labels(tensors: Tensors, table: str) -> dict[str, Any]:
 
 
 def prefix_of(tensors: Tensors) -> str | None:
-    """Returns what the names of a DiT begin with; None if there is none."""
+    """Returns the prefix of the array names of a DiT; None if there is no DiT."""
     for prefix in ("backbone.", ""):
         if f"{prefix}blocks.0.attn_qkv.weight" in tensors:
             return prefix
@@ -150,7 +150,7 @@ def prefix_of(tensors: Tensors) -> str | None:
 
 
 def _rotary_heads(tensors: Tensors, prefix: str, size: int) -> int:
-    """Returns the number of heads: their frequencies are half as many as their features."""
+    """Returns the number of heads; a head has twice as many features as rotary frequencies."""
     name = f"{prefix}rotary_emb.inv_freq"
     if name not in tensors:
         raise lacks(tensors, "n_heads")

@@ -1,7 +1,7 @@
 """DreamOn: a Dream in which a mask may become two masks, or none (arXiv:2602.01326).
 
-Its network is Dream's. One more entry of the vocabulary stands for the expansion of a mask,
-`expand_token_id` of config.json, and that which ends a text for the deletion.
+Its network is Dream's. An additional entry of the vocabulary, `expand_token_id` of config.json,
+means expansion of a mask, and the end-of-text token means deletion.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ KEY, ENTRY = "expand_token_id", "<|expand|>"
 
 
 def with_expansion(told: Mapping[str, Any], folder: Place) -> Mapping[str, Any]:
-    """Returns the config.json of a Dream with the expansion that its tokenizer has an entry for."""
+    """Adds the expansion to the config.json of a Dream, if its tokenizer has an entry for it."""
     kind = str(told.get("model_type", "")).lower()
     if kind != "dream" or told.get(KEY) is not None:
         return told
@@ -28,9 +28,9 @@ def with_expansion(told: Mapping[str, Any], folder: Place) -> Mapping[str, Any]:
 
 
 def resizing(found: Peer, told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """Returns a model of masks as one whose gaps get longer and shorter, if config.json says so.
+    """Changes a model of masks to the process `resizing`, if config.json has an expansion.
 
-    UserError for an expansion that is no row of the vocabulary, or that is another special entry.
+    UserError for an expansion that is not a row of the vocabulary, or is another special entry.
     """
     expand, mask, end = told.get(KEY), found.mask, first(told.get("eos_token_id"))
     if expand is None or mask in (None, UNKNOWN):
@@ -43,7 +43,7 @@ def resizing(found: Peer, told: Mapping[str, Any], tensors: Tensors) -> Peer:
             f"{found.symbols + 1} rows of the vocabulary, and neither the mask, {mask}, nor the "
             f"end of a text, {end}"
         )
-    # Symbols behind the mask move down by one: data/byte_pairs.py.
+    # Symbols after the mask move down by one: data/byte_pairs.py.
     process = {
         **found.sections["process"], "name": "resizing",
         "expand": expand - (expand > mask), "delete": end - (end > mask),

@@ -1,4 +1,4 @@
-"""E2D2 (arXiv:2510.22852): block diffusion with an encoder and a decoder, two Qwen3s or one."""
+"""E2D2 (arXiv:2510.22852): block diffusion with an encoder and a decoder, from Qwen3."""
 
 import re
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ from md4_jax.networks.published_e2d2 import DECODER, ENCODER, encoder_of, from_e
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
-# Keys of backbone_config that would change what is a Qwen3's otherwise.
+# Keys of backbone_config that override the values of Qwen3.
 OTHERWISE = {"rope_theta": "rotary_base", "rms_norm_eps": "norm_eps"}
-# Sizes of Qwen3 whose head is the embedding's matrix.
+# Sizes of Qwen3 with tied head and embedding.
 TIED = re.compile(r"qwen3-(0\.6|1\.7|4)b", re.IGNORECASE)
 SHARES_KEYS = "LLMasEncoderDecoderShareKV"
-# Keys of backbone_config with which the decoder would read other layers than the encoder's last.
+# Keys of backbone_config with which the decoder reads layers other than the encoder's last.
 CUTS = ("num_encoder_layers", "num_decoder_layers", "keep_top_encoder_layers")
 
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
+    """Reads config.json and the shapes of arrays; UserError for unsupported models."""
     backbone = needed(told, tensors, "backbone_config")
     _check(backbone, tensors)
     names = tables_of(tensors)
@@ -54,7 +54,7 @@ def _told_of(
 
 
 def _network(backbone: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """Returns the section of the network."""
+    """Returns the section `network` of the config."""
     encoder = encoder_of(tensors)
     first = f"{encoder}model.layers.0."
     size = tensors.shape(tables_of(tensors)[0])[1]
@@ -86,9 +86,9 @@ def _network(backbone: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
 
 
 def _is_tied(backbone: Mapping[str, Any], tensors: Tensors, *, shared: bool) -> bool:
-    """Returns whether the head is the embedding's matrix.
+    """Returns whether head and embedding are tied.
 
-    Its code leaves out the encoder's head if it is a matrix of its own and there are two parts.
+    The published code drops the encoder's head if it is not tied and encoder and decoder differ.
     """
     _, own, decoder_s = tables_of(tensors)
     stored = [name for name in (own, decoder_s) if name in tensors]
@@ -102,7 +102,7 @@ def _shares_keys(backbone: Mapping[str, Any]) -> bool:
 
 
 def _check(backbone: Mapping[str, Any], tensors: Tensors) -> None:
-    """Raises UserError for a form of its code that is not known here."""
+    """Raises UserError for an unsupported form of the published code."""
     where = f"{tensors.folder}: config.json says backbone_config"
     kind = str(backbone.get("_target_", "")).rpartition(".")[2]
     if kind not in ("LLMasEncoderDecoder", SHARES_KEYS):

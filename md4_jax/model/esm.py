@@ -1,6 +1,6 @@
-"""ESM-2 as a masked diffusion model, and DPLM (arXiv:2402.18567), which was trained on from it.
+"""ESM-2 as a masked diffusion model, and DPLM (arXiv:2402.18567), which was initialised from it.
 
-Each residue is predicted at its own position. The network marks both ends of a protein itself.
+Each residue is predicted at its own position. The network itself adds begin and end symbols.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,13 +28,13 @@ from md4_jax.runtime.tensors import Tensors
 
 KIND = "esm"
 VOCABULARY = "vocab.txt"
-# Keys of config.json -> what they must say, if they are there.
+# Keys of config.json -> their only supported values.
 BUILT = {
     "hidden_act": "gelu", "emb_layer_norm_before": False, "is_decoder": False,
     "add_cross_attention": False, "tie_word_embeddings": True, "is_folding_model": False,
     "dplm_type": "dplm_esm", "rope_scaling": None,
 }  # fmt: skip
-# Residues of the longest proteins by default: ESM-2 and DPLM cut longer ones.
+# Default largest number of residues: ESM-2 and DPLM truncate longer proteins.
 LENGTH = 1022
 # Where transformers stores the angle of each pair of features: version 5, and earlier ones.
 ANGLES = (
@@ -48,7 +48,7 @@ NEVER = "<cls> <pad> <eos> X"
 
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
+    """Reads config.json and the shapes of arrays; UserError for unsupported models."""
     _check(told, tensors)
     sections = {
         "network": _network(told, tensors),
@@ -77,7 +77,7 @@ def tokenizer_of(folder: Place) -> dict[str, Any]:
 
 
 def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
-    """Raises UserError for a switch, a vocabulary or a lack of arrays that is not known here."""
+    """Raises UserError for unsupported options or vocabularies, and for missing arrays."""
     if told.get("position_embedding_type", "absolute") != "rotary":
         raise UserError(
             f"{tensors.folder}: config.json says position_embedding_type="
@@ -101,7 +101,7 @@ def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
 
 
 def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """Returns the section of the network."""
+    """Returns the section `network` of the config."""
     size, depth = tensors.shape(TABLE)[1], tensors.count(r"esm\.encoder\.layer\.(\d+)\.")
     hidden = tensors.shape(LAYER.format(0) + "intermediate.dense.weight")[0]
     agree(
@@ -124,7 +124,7 @@ def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
 
 
 def arrays(o: Any, rows: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields the names and shapes of the arrays of a network; rows: its symbols and the mask."""
+    """Yields the names and shapes of a network's arrays; rows: number of symbols with the mask."""
 
     def layer(name: str, out: int, into: int = 0) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{name}.weight", (out, into) if into else (out,)
@@ -160,9 +160,9 @@ def told(o: Any, length: int, rows: int) -> dict[str, Any]:
 
 
 def _is_half(tensors: Tensors, base: float, size: int) -> bool:
-    """Returns whether the stored angles are rounded to float16; UserError for any others.
+    """Returns whether the stored angles are rounded to float16; UserError for other values.
 
-    transformers goes by what is stored, and not by the formula.
+    transformers uses the stored values, not the formula.
     """
     name = next((name for name in ANGLES if name in tensors), None)
     if name is None:

@@ -1,8 +1,8 @@
-"""Published diffusion models with layers of experts: LLaDA-MoE and LLaDA2.
+"""Published mixture-of-experts diffusion models: LLaDA-MoE and LLaDA2.
 
-LLaDA-MoE (arXiv:2509.24389) is a LLaDA. LLaDA2 (arXiv:2512.15745) is a block diffusion model: a
-token sees its own block of 32, in which all see one another, and the blocks before it. The network
-of LLaDA2.1 is the same.
+LLaDA-MoE (arXiv:2509.24389) is a LLaDA with experts. LLaDA2 (arXiv:2512.15745) is a block diffusion
+model: a token sees all of its own block of 32 tokens and the blocks before it. The network of
+LLaDA2.1 is the same.
 """
 
 import re
@@ -15,13 +15,13 @@ from md4_jax.networks import published_experts
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
-# The mask of both, <|mask|>, which their config.json does not name, and their rows.
+# Row of the mask of both, <|mask|>, which config.json does not name, and their numbers of rows.
 MASK, ROWS = 156895, 157184
 BLOCK = 32
 LENGTH = 4096
 LAYER = r"model\.layers\.(\d+)\."
 HEAD = "lm_head.weight"
-# Keys of config.json -> what they must say, if they are there.
+# Keys of config.json -> their only supported values.
 BUILT = {"hidden_act": "silu", "rope_scaling": None, "use_sliding_window": False}
 LLADA_MOE = {
     "attention_bias": False, "clip_qkv": None, "partial_rotary_factor": 1, "norm_topk_prob": False,
@@ -31,7 +31,7 @@ LLADA2 = {"norm_topk_prob": True, "score_function": "sigmoid"}
 
 
 def llada_moe(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
+    """Reads config.json and the shapes of arrays; UserError for unsupported models."""
     check_built(told, tensors, BUILT | LLADA_MOE)
     network = _network(told, tensors, "self_attn.q_proj", "self_attn.q_norm", "shared_expert")
     agree(told, tensors, expert_intermediate_size=network["expert_hidden"])
@@ -39,7 +39,7 @@ def llada_moe(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 
 def llada2(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """The same; blocks are of 32 tokens, unless a model that was exported here says otherwise."""
+    """Reads LLaDA2; blocks have 32 tokens, unless a model that was exported here has others."""
     check_built(told, tensors, BUILT | LLADA2)
     bias = "model.layers.0.attention.dense.bias"
     if bias in tensors:
@@ -106,7 +106,7 @@ def _network(
 
 
 def _dense_layers(tensors: Tensors) -> int:
-    """Returns how many layers come before those of experts; UserError if others follow these."""
+    """Returns the number of layers before those with experts; UserError if dense ones follow."""
     found = (re.match(LAYER + r"mlp\.gate_proj\.", name) for name in tensors)
     dense = {int(match.group(1)) for match in found if match}
     if dense != set(range(len(dense))):

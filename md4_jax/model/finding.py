@@ -1,4 +1,4 @@
-"""Places of models: folders, files of safetensors, and both on the hub."""
+"""Locations of models: folders and safetensors files, local or on the hub."""
 
 import json
 import re
@@ -12,10 +12,10 @@ from md4_jax.runtime.paths import Place, exists, place
 
 
 class Found(NamedTuple):
-    """Place of a model.
+    """Location of a model.
 
     folder  of a run, of a model, or of a file
-    file    name of the one file in it that is read; "": those of a model
+    file    name of a single file to read; "": all files of a model
     """
 
     folder: Place
@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
 
 def found(source: str) -> Found:
-    """Returns the place of a path, or of a name on the hub, which is fetched if need be."""
+    """Returns the location of a path or of a name on the hub, which is downloaded if needed."""
     if source.startswith(hub.MARK):
         return _of(hub.snapshot(source))
     here = place(source, "the model")
@@ -61,7 +61,7 @@ def folder_of(source: str) -> Place:
 
 
 def named(source: str, where: Found) -> str:
-    """Returns what names a model for other people's code: USER/NAME, or its path."""
+    """Returns the name of a model for other libraries: USER/NAME, or its path."""
     if source.startswith(hub.MARK):
         return source.removeprefix(hub.MARK)
     own = place(source, "the model")
@@ -69,7 +69,7 @@ def named(source: str, where: Found) -> str:
 
 
 def told_by(folder: Place) -> dict[str, Any]:
-    """Returns a folder's config.json, {} without one; UserError for an adapter alone."""
+    """Returns a folder's config.json, {} if there is none; UserError for only an adapter."""
     file = folder / config_lib.FILE
     if not exists(file):
         config_lib.check_one(folder)
@@ -83,7 +83,7 @@ def told_by(folder: Place) -> dict[str, Any]:
 
 
 def check_whole(where: Found, told: Mapping[str, Any]) -> None:
-    """Raises UserError for a file of a model of this package, whose folder holds more of it."""
+    """Raises UserError for a single file of a model of this package, which needs its folder."""
     if where.file and told.get("package") == "md4_jax":
         raise UserError(
             f"{where.place} is a file of a model of this package: name its folder, {where.folder}"

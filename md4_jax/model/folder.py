@@ -27,13 +27,13 @@ CARD = "README.md"
 
 
 def check_empty(folder: Place) -> None:
-    """Raises UserError for a folder that holds anything but hidden files, such as those of git."""
+    """Raises UserError for a folder with files other than hidden ones, such as those of git."""
     there = folder.exists()
     if there and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a folder")
     names = sorted(path.name for path in folder.iterdir()) if there else []
     seen = [name for name in names if not name.startswith(".")]
-    # No process goes on to write before all have looked.
+    # No process writes before all have checked.
     if max_over_processes(len(seen)):
         raise UserError(
             f"{folder} is not empty, and nothing in it is overwritten: it holds {', '.join(seen)}. "
@@ -42,7 +42,7 @@ def check_empty(folder: Place) -> None:
 
 
 def write(model: Any, folder: Place) -> None:
-    """Writes the folder, in the first process; the config comes last, so that it is whole then.
+    """Writes the folder, in the first process; the config is last and marks a complete folder.
 
     UserError for a folder that is not empty.
     """
@@ -71,11 +71,11 @@ def write(model: Any, folder: Place) -> None:
 
 
 def export(model: Any, folder: Place) -> Place:
-    """Writes the folder in the layout of the project that the model came from, and returns it.
+    """Writes the folder in the layout of the model's original project, and returns it.
 
-    A model that was trained here from the start goes into the first layout of `own_layouts` that
-    its network fits into. Adapters are folded into the matrices beside them. UserError for a model
-    that fits into none, and for a folder that is not empty.
+    A model trained from scratch with this package is written in the first layout of `own_layouts`
+    that supports its network. Adapters are merged into the matrices. UserError for a model that no
+    layout supports, and for a folder that is not empty.
     """
     check_empty(folder)
     if model.experiment.network.adapters:

@@ -1,6 +1,6 @@
 """DiffusionGemma (Google, 2026): block diffusion by uniform noise with the layers of Gemma 4.
 
-The part that reads images is left out: prompts are text.
+The image encoder is left out: prompts are text.
 """
 
 from collections.abc import Mapping
@@ -12,20 +12,20 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
 KIND = "diffusion_gemma"
-# Keys of config.json's `text_config` -> what they must say, if they are there.
+# Keys of config.json's `text_config` -> their only supported values.
 BUILT = {
     "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "tie_word_embeddings": True,
 }  # fmt: skip
 NEAR, ALL = "sliding_attention", "full_attention"
-# What transformers takes where config.json does not say it.
+# Defaults of transformers for keys that config.json does not have.
 ROTARY = {
     NEAR: {"rope_type": "default", "rope_theta": 10_000.0},
     ALL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
 }
 CANVAS, CAP, WINDOW = 256, 30.0, 512
-# Arrays of the part that reads images.
+# Arrays of the image encoder.
 IMAGES = r"model\.encoder\.(vision_tower|embed_vision)\..*"
-# The longest sequences by default; the model takes far longer ones.
+# Default largest length of sequences; the model supports far longer ones.
 LENGTH = 4096
 # How the published code samples: the temperature falls from 0.8 to 0.4.
 SAMPLE = {
@@ -35,7 +35,7 @@ SAMPLE = {
 
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
+    """Reads config.json and the shapes of arrays; UserError for unsupported models."""
     text = needed(told, tensors, "text_config")
     for key in ("final_logit_softcapping", "sliding_window"):
         if text.get(key, 0) is None:
@@ -74,7 +74,7 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 
 def _copied(name: str) -> str:
-    """Returns the array that one of the encoder, or of the head, has the values of."""
+    """Returns the array of which one of the encoder, or of the head, is a copy."""
     if name == "lm_head.weight":
         return f"{DECODER}embed_tokens.weight"
     return name.replace(ENCODER, DECODER, 1) if name.startswith(ENCODER) else name
@@ -85,7 +85,7 @@ def _scales() -> tuple[str, str]:
 
 
 def _network(text: Mapping[str, Any], tensors: Tensors, trunk: str) -> dict[str, Any]:
-    """Returns the section of the network."""
+    """Returns the section `network` of the config."""
     layers, escaped = f"{trunk}layers.", trunk.replace(".", r"\.")
     depth = tensors.count(rf"{escaped}layers\.(\d+)\.")
     every = _global_every(text, tensors, depth)
@@ -126,9 +126,9 @@ def _network(text: Mapping[str, Any], tensors: Tensors, trunk: str) -> dict[str,
 
 
 def _global_every(text: Mapping[str, Any], tensors: Tensors, depth: int) -> int:
-    """Returns of how many layers the last one sees all tokens, by the arrays.
+    """Returns global_every, from the arrays: every global_every-th layer is global.
 
-    These have no values of their own. UserError for layers in another order.
+    Global layers have no value matrix. UserError for layers in another order.
     """
     prefix = f"{trunk_of(tensors)}layers."
     seeing_all = [n for n in range(depth) if f"{prefix}{n}.self_attn.v_proj.weight" not in tensors]
@@ -147,7 +147,7 @@ def _global_every(text: Mapping[str, Any], tensors: Tensors, depth: int) -> int:
 def _rotary(
     text: Mapping[str, Any], tensors: Tensors
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns what is said of rotary positions of near layers and of the others."""
+    """Returns the options of rotary positions of local and of global layers."""
     told = text.get("rope_parameters") or ROTARY
     found = tuple(told.get(kind, ROTARY[kind]) for kind in (NEAR, ALL))
     for kind, turns in zip((NEAR, ALL), found, strict=True):

@@ -1,6 +1,6 @@
-"""GPT-2, and the diffusion models that are made of it: DiffuGPT (arXiv:2410.17891).
+"""GPT-2, and diffusion models adapted from it: DiffuGPT (arXiv:2410.17891).
 
-A DiffuGPT sees both sides and takes the logits of a token from the position before it. Its
+A DiffuGPT is bidirectional and computes the logits of a token at the previous position. Its
 config.json is that of a GPT-2, and its arrays have other names.
 """
 
@@ -16,17 +16,17 @@ from md4_jax.runtime.tensors import Tensors
 
 # Names of the tanh approximation of GELU (arXiv:1606.08415).
 GELU = ("gelu_new", "gelu_pytorch_tanh")
-# Keys of config.json -> what they must say, if they are there.
+# Keys of config.json -> their only supported values.
 BUILT = {
     "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
     "reorder_and_upcast_attn": False, "add_cross_attention": False,
 }  # fmt: skip
-# The causal mask, which older versions of transformers have stored beside the parameters.
+# The causal mask, which older versions of transformers stored with the parameters.
 BUFFERS = r"(transformer\.|denoise_model\.)?h\.\d+\.attn\.(bias|masked_bias)"
 
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
+    """Reads config.json and the shapes of arrays; UserError for unsupported models."""
     prefix = prefix_of(tensors)
     if prefix is None:
         raise UserError(f"{tensors.folder} has no array 'h.0.attn.c_attn.weight', as a GPT-2 has")
@@ -50,9 +50,10 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 def told_of(
     told: Mapping[str, Any], kind: str, *, shifted: bool, block: int, context: bool
 ) -> dict[str, Any]:
-    """Returns the config.json of a diffusion model that was made of one with another.
+    """Returns the config.json of a diffusion model that was adapted from a GPT-2.
 
-    What DiffuGPT's own code does not know, no shift and blocks, it says under keys of others.
+    Options that DiffuGPT's own code does not have (no shift, blocks) are written under keys of
+    other models.
     """
     del kind
     left = ("right_shift_logits", "block_size", "causal_context")
@@ -74,7 +75,7 @@ def renamed(name: str) -> str:
 
 
 def _network(told: Mapping[str, Any], tensors: Tensors, prefix: str) -> dict[str, Any]:
-    """Returns the section of the network."""
+    """Returns the section `network` of the config."""
     embedding, head = tables_of(tensors)
     size = tensors.shape(embedding)[1]
     network = {
@@ -95,7 +96,7 @@ def _network(told: Mapping[str, Any], tensors: Tensors, prefix: str) -> dict[str
 
 
 def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
-    """Raises UserError for a switch of the architecture that is not known here."""
+    """Raises UserError for unsupported options of the architecture."""
     check_built(told, tensors, BUILT)
     activation = told.get("activation_function", GELU[0])
     if activation not in GELU:

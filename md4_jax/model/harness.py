@@ -23,26 +23,26 @@ except ImportError as error:
         sys.exit(f"error: {INSTALL}")
     raise ImportError(INSTALL) from error
 
-# Options that the harness gives to every model.
+# Options that the harness passes to every model.
 NOT_OURS = ("max_batch_size", "device")
 
 
 @register_model("md4_jax")
 class Harness(LM):
-    """Model as lm_eval asks it: log-likelihoods of continuations, and texts after a context.
+    """Interface of a model to lm_eval: log-likelihoods of continuations, and generation.
 
     path          run, folder or name on the hub, as for `md4_jax.load`
     likelihood    name of the bound; '': the one that --mode eval uses; any_order: exact numbers
                   of masks; chain_rule: the exact likelihood, left to right
     draws         number of noise draws for each continuation, if the likelihood is a bound
-    batch_size    number of sequences that are computed at once; auto is 16
+    batch_size    number of sequences per batch; auto is 16
     seed          seed of draws and samples
     greedy        whether `is_greedy` is computed, which tasks like lambada need
-    max_gen_toks  largest number of tokens of a text, if a task does not say it
+    max_gen_toks  largest number of tokens of a text, for tasks that do not set it
     others        keys of the section `sample`: sampler (its name), steps, temperature, ...
-                  `guidance` is also that of log-likelihoods by the context
+                  `guidance` also applies to log-likelihoods, with the context as the condition
 
-    UserError for a model that is not of text, and for guidance that it cannot have.
+    UserError for a model that is not a text model, and for guidance that it does not support.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Harness(LM):
         return self.model.origin.replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Returns the template that the harness notes down; "": none is asked for."""
+        """Returns the template that the harness records; "": none is used."""
         if isinstance(chat_template, str):
             raise UserError(f"--apply_chat_template {chat_template}: give it no name, there is one")
         return self._form().template if chat_template else ""
@@ -87,7 +87,7 @@ class Harness(LM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Returns the text of a conversation, up to where the answer begins or goes on."""
+        """Returns the text of a conversation, up to where the answer begins or continues."""
         form = self._form()
         return form.render(chat_history) if add_generation_prompt else form.prompt(chat_history)
 
@@ -107,7 +107,7 @@ class Harness(LM):
         return [(float(log), bool(one)) for log, one in zip(logs, greedy, strict=True)]
 
     def loglikelihood_rolling(self, requests: list, disable_tqdm: bool = False) -> list[float]:
-        """Returns log p of whole texts, cut into windows as a split is."""
+        """Returns log p of whole texts, in windows as in the evaluation of a split."""
         own, texts = self.model, [request.args[0] for request in requests]
         scores = score_texts(own.experiment, own.params, texts, self.bound, own.programs)
         return [-float(nats) for nats in scores.nats]
@@ -126,7 +126,7 @@ class Harness(LM):
 
 
 def main() -> None:
-    """Runs lm_eval, which knows the model md4_jax now."""
+    """Runs lm_eval with the model md4_jax registered."""
     try:
         cli_evaluate()
     except UserError as error:

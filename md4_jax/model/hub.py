@@ -1,4 +1,4 @@
-"""Folders and files on the Hugging Face hub: fetched or found in its cache, and pushed."""
+"""Download and upload of folders and files on the Hugging Face hub, with its cache."""
 
 import pathlib
 import re
@@ -14,7 +14,7 @@ BESIDE = ("*.json", "*.jinja", "*.txt", "*.bpe", "README.md")
 
 
 def snapshot(name: str) -> Place:
-    """Returns a folder or a file in the hub's cache, fetched if need be.
+    """Returns a folder or a file in the hub's cache, downloaded if needed.
 
     name  USER/NAME or USER/NAME@REVISION for the folder, whose subfolders are not fetched;
           USER/NAME/FILE.safetensors or USER/NAME@REVISION/FILE.safetensors for one file, which may
@@ -22,7 +22,7 @@ def snapshot(name: str) -> Place:
     """
     repository, revision, file = parts(name.removeprefix(MARK))
     above = file.rpartition("/")[0]
-    # Subfolders may hold many other models.
+    # Subfolders may contain many other models.
     wanted = {"ignore_patterns": [f"*/*{ENDING}"], "allow_patterns": [f"*{ENDING}", *BESIDE]}
     if file:
         beside = [f"{above}/{each}" for each in BESIDE] if above else list(BESIDE)
@@ -58,8 +58,8 @@ def parts(name: str) -> tuple[str, str, str]:
 def _ask_for_commit(library: Any, repository: str, commit: str) -> None:
     """Raises the library's error unless the commit is in the cache, or the hub answers.
 
-    The library itself asks for the files of a commit six times within 23 s, with a warning each
-    time, before it says that there is no network; for a branch it asks once.
+    Without a network, the library itself tries to list the files of a commit six times within 23 s,
+    with a warning each time; for a branch it tries once.
     """
     from huggingface_hub import constants
 

@@ -1,4 +1,4 @@
-"""Run directory that is made from a model, so that its training can be continued."""
+"""Creation of a run directory from a model, to continue its training."""
 
 import shlex
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ FRESH = {"data": {"sequences": 0}, "log": {"sums": {}, "squares": 0.0, "count": 
 
 
 def run(source: str, changes: Mapping[str, str], workdir: Place, adapters: str = "") -> int:
-    """Writes a run directory with the parameters of a model, and says so; returns the exit code."""
+    """Writes a run directory with the parameters of a model, prints it, returns the exit code."""
     model = imported(source, changes, workdir, adapters)
     if is_first():
         print(f"{model} is step 0 of {workdir}. To train on:", flush=True)
@@ -31,7 +31,7 @@ def run(source: str, changes: Mapping[str, str], workdir: Place, adapters: str =
 
 
 def imported(source: str, changes: Mapping[str, str], workdir: Place, adapters: str = "") -> Model:
-    """Writes a run whose checkpoint of step 0 holds the parameters that `source` names.
+    """Writes a run with the parameters of `source` as its checkpoint of step 0.
 
     changes: keys of its config, such as data.path. adapters: folder of a LoRA, as in `load`.
     UserError if workdir holds a run.

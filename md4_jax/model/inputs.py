@@ -1,4 +1,4 @@
-"""Inputs that a model is given in Python, checked."""
+"""Checks of the inputs of a model's Python methods."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ from md4_jax.protocols import UserError
 
 
 def check_text(domain: Any, method: str, text: Any) -> None:
-    """Raises UserError if the model's domain is not text, or `text` is something else."""
+    """Raises UserError if the model's domain is not text, or `text` is not a string."""
     if domain.unit == "dimension" or not hasattr(domain, "encode"):
         has = "images" if domain.unit == "dimension" else f"{domain.unit}s"
         raise UserError(f"{method} takes text, and this model has {has}")
@@ -26,7 +26,7 @@ def check_text(domain: Any, method: str, text: Any) -> None:
 
 
 def texts_of(texts: Any) -> list[Any]:
-    """Returns one text, or any number of them, as a list; UserError for what holds no texts."""
+    """Returns one text, or any number of them, as a list; UserError for other types."""
     if isinstance(texts, str):
         return [texts]
     if isinstance(texts, bytes) or not isinstance(texts, Iterable):
@@ -35,11 +35,11 @@ def texts_of(texts: Any) -> list[Any]:
 
 
 def prompts_and_reward(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a section `sample` without prompts, and with the reward that is asked for, or none.
+    """Returns a section `sample` without prompts, and with the given reward or none.
 
-    Prompts, reward and classifier of a run's config do not go into samples that Python asks for.
-    The name of a reward may be package.module:attribute, which the user wrote and is thus imported.
-    UserError for a prompt that is no text: None would become the text 'None'.
+    Prompts, reward and classifier of a run's config do not apply to samples drawn from Python. The
+    name of a reward may be package.module:attribute, which is imported. UserError for a prompt that
+    is not text: None would become the text 'None'.
     """
     for key in ("prompt", "suffix", "template"):
         if not isinstance(asked.get(key, ""), str):
@@ -56,7 +56,7 @@ def prompts_and_reward(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_one(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys of `sample` with which one is watched; UserError if several are asked for.
+    """Returns the keys of `sample` for watching one sample; UserError if there are several.
 
     options: keys of `sample` that the user gives
     """
@@ -69,7 +69,7 @@ def of_one(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_changes(changes: Mapping[str, Any]) -> None:
-    """Raises UserError for keys given to `load` that `sample` alone heeds."""
+    """Raises UserError for keys given to `load` that only `sample` takes."""
     prompts = [field.name for field in dataclasses.fields(PromptOptions) if field.name != "blank"]
     for key in map(str, changes):
         section = key.removeprefix("sample.").split(".")[0]
@@ -81,7 +81,7 @@ def check_changes(changes: Mapping[str, Any]) -> None:
 
 
 def opened(experiment: Experiment, programs: dict) -> Experiment:
-    """Returns the experiment with the reward or classifier of its samples, which reads models."""
+    """Returns the experiment with the reward or classifier of its samples loaded."""
     if experiment.steering is None and experiment.guide is None:
         return experiment
     from md4_jax.model import judging  # which imports `load`, and that this file
@@ -90,10 +90,10 @@ def opened(experiment: Experiment, programs: dict) -> Experiment:
 
 
 def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (tokens int32 [B, L], times float32 [B]); UserError for what the network cannot read.
+    """Returns (tokens int32 [B, L], times float32 [B]); UserError for invalid values.
 
     tokens  symbols of the vocabulary, 0..V-1. V is the mask of a process that has one, and V + 1 an
-            absent token of texts that grow
+            absent token of variable-length texts
     """
     rows = np.atleast_2d(_array("tokens", tokens))
     if rows.ndim > 2 or not rows.size:
@@ -124,7 +124,7 @@ def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np
 
 
 def contexts(context: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the context of tokens [B, L] as arrays; UserError for one of another size."""
+    """Returns the context of tokens [B, L] as arrays; UserError if sizes differ."""
     if not isinstance(context, Mapping):
         raise UserError(f"context must be a dict of arrays, not {context!r}")
     shapes, found = {"label": rows.shape[:1], "segments": rows.shape}, {}
@@ -141,7 +141,7 @@ def contexts(context: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def positions(at: Any, rows: np.ndarray) -> np.ndarray:
-    """Returns a position of each of the rows [B, L], int32 [B]; UserError for any other."""
+    """Returns one position for each of the rows [B, L], int32 [B]; UserError if out of range."""
     found = _array("at", at)
     if found.shape not in ((), (1,), (len(rows),)) or not np.issubdtype(found.dtype, np.integer):
         raise UserError(f"at must be one position, or one for each of {len(rows)} sequences")
@@ -161,7 +161,7 @@ def _times(t: Any, rows: int) -> np.ndarray:
 
 
 def _array(name: str, values: Any, dtype: Any = None) -> np.ndarray:
-    """Returns values as an array; UserError for rows of several lengths and what is no number."""
+    """Returns values as an array; UserError for ragged rows and non-numeric values."""
     try:
         return np.asarray(values, dtype)
     except (TypeError, ValueError) as error:

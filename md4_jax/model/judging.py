@@ -1,4 +1,4 @@
-"""Models that are no runs, as judges of a run's samples."""
+"""Published models and saved folders as judges of a run's samples."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,9 +31,9 @@ def read(key: str, asked: str, mesh: Mapping[str, Any]) -> tuple[Experiment, Par
 
 
 def is_causal(key: str, asked: str) -> bool | None:
-    """Returns whether the network in a folder of safetensors is causal; None for another source.
+    """Returns whether the network in a folder of safetensors is causal; None for other sources.
 
-    UserError, which names the key, for a folder that holds no model.
+    UserError, which names the key, for a folder without a model.
     """
     folder = place(asked, key)
     if not is_folder(folder):

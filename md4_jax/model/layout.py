@@ -1,8 +1,8 @@
-"""Layout of a published checkpoint: names and shapes of its arrays, to which a model may go back.
+"""Layout of a published checkpoint: names and shapes of its arrays, for export.
 
-Every function of networks/published.py only moves, turns and cuts arrays. So it is inverted by
-reading with it not parameters but their numbers: what it makes of these says where each entry of a
-parameter came from.
+Every function of networks/published.py only renames, transposes and slices arrays. To invert it,
+it is applied to the indices of all entries in place of their values: the result gives the origin of
+each entry of a parameter.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ from md4_jax.runtime.sharding import path_name, to_host
 from md4_jax.runtime.tensors import TYPES, Tensors
 
 FILE = "layout.json"
-# Files that go back as they were. The chat template goes into the first.
+# Files that are exported unchanged. The chat template is written to the first.
 FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-# Arrays that no parameter is made of, such as frequencies, are kept up to this number of entries.
+# Largest size of other arrays, such as frequencies, that are stored with the layout.
 KEPT = 4096
-# Keys of a network that the shapes of its arrays do not tell, and without which it is another one.
+# Keys of a network that affect its outputs and cannot be inferred from the shapes of its arrays.
 UNTOLD = (
     "shifted", "causal", "causal_context", "heads", "norm_eps", "rotary_base", "rotary_scaling",
     "rotary_part", "rotary_ramp", "rotary_gain", "rotary_type", "query_scaling", "window",
@@ -49,10 +49,10 @@ class Layout:
     config   its config.json
     arrays   name -> (type in safetensors, shape)
     mask     row of the mask, if it may be any row of the tables; None: the last, or none
-    others   values of the arrays of which no parameter is made
-    base     folder, or name on the hub, whose parameters the model has beside its adapters; "": it
-             has others, or that is not known
-    files    texts of the small FILES beside it, by their names
+    others   values of the arrays that are not converted to parameters
+    base     folder, or name on the hub, of the base parameters of the adapters; "": the parameters
+             have changed, or the base is not known
+    files    texts of the small FILES of the folder, by name
     """
 
     config: Mapping[str, Any]
@@ -66,7 +66,7 @@ class Layout:
     def of(
         cls, told: Mapping[str, Any], tensors: Tensors, mask: int | None, read: set[str], base: str
     ) -> "Layout":
-        """Describes a folder; read: names of the arrays of which parameters were made."""
+        """Describes a folder; read: names of the arrays that were converted to parameters."""
         found = {name: tensors.stored(name) for name in tensors}
         small = [n for n, s in found.items() if n not in read and math.prod(s.shape) <= KEPT]
         others = {name: np.asarray(tensors[name], np.float64).tolist() for name in small}
@@ -77,7 +77,7 @@ class Layout:
 
     @classmethod
     def kept(cls, folder: Place) -> Union["Layout", None]:
-        """Reads what `keep` has written; None if it has written nothing."""
+        """Reads the file written by `keep`; None if there is none."""
         if not (folder / FILE).exists():
             return None
         try:
@@ -93,18 +93,18 @@ class Layout:
             raise UserError(f"{folder / FILE} is damaged: {error}") from error
 
     def of_other_parameters(self) -> "Layout":
-        """Returns the layout of a model whose parameters are no longer those that were read."""
+        """Returns the layout for a model whose parameters have changed since they were read."""
         return dataclasses.replace(self, base="")
 
     def keep(self, folder: Place) -> None:
-        """Writes the file that `kept` reads, whole or not at all."""
+        """Writes the file that `kept` reads, atomically."""
         replace(folder / FILE, json.dumps(dataclasses.asdict(self)) + "\n")
 
 
 class Numbered(Mapping):
-    """Arrays that hold, in place of values, the numbers 1, 2, ... of all entries of a layout.
+    """Arrays of a layout with the indices 1, 2, ... of all entries in place of their values.
 
-    It says of names, shapes and small arrays what `Tensors` says.
+    Names, shapes and small arrays are available as in `Tensors`.
     """
 
     def __init__(self, layout: Layout, folder: str):
@@ -133,7 +133,7 @@ class Numbered(Mapping):
         return self._shapes[name]
 
     def small(self, name: str) -> np.ndarray:
-        """Returns the values of an array of which no parameter is made."""
+        """Returns the values of an array that is not converted to a parameter."""
         return np.asarray(self._others[name])
 
     def count(self, pattern: str) -> int:
@@ -145,10 +145,10 @@ class Numbered(Mapping):
 def exported(
     layout: Layout, params: Params, own: Meaning, folder: str
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns config.json and the arrays of a network in the layout that it came from.
+    """Returns config.json and the arrays of a network in its original layout.
 
-    folder: where it came from, for messages. Entries that no parameter stands for, such as the
-    head's column of the mask, are zeros.
+    folder: the original folder, for messages. Entries without a parameter, such as the mask's
+    column of the head, are zeros.
     """
     options, block = own.options, own.block
     peer = peers.peer(layout.config, Numbered(layout, folder))
@@ -188,7 +188,7 @@ def exported(
 
 
 def _check_told(told: Mapping[str, Any], numbers: Numbered, own: Meaning) -> None:
-    """Raises UserError for a key on which outputs depend and that config.json tells otherwise."""
+    """Raises UserError for a key that affects outputs and differs from config.json."""
     found = peers.config_of(peers.peer(told, numbers), {})
     read = build_section("network", found["network"], vocab_size=own.options.vocab_size)
     for key, ours, theirs in (*_of_network(own.options, read, own.block), *differences(own, found)):
@@ -207,7 +207,7 @@ def _of_network(ours: Any, theirs: Any, block: int) -> list[Difference]:
 
 
 def _with_block(config: Mapping[str, Any], peer: Peer, options: Any, block: int) -> dict[str, Any]:
-    """Returns config.json with the blocks and the shift that the model has now."""
+    """Returns config.json with the current block size and shift of the model."""
     context = options.causal_context
     had = {"shifted": False, "causal_context": False} | peer.sections["network"]
     same = peer.sections["objective"].get("block", 0) == block
@@ -222,9 +222,9 @@ def _with_block(config: Mapping[str, Any], peer: Peer, options: Any, block: int)
 
 
 def with_mask(told: Mapping[str, Any], folder: Place, mask: int | None) -> Mapping[str, Any]:
-    """Returns config.json with the row of the mask, if another one would be read of the folder.
+    """Returns config.json with the row of the mask, unless the folder already implies this row.
 
-    told: config.json, for a folder that has its arrays and its tokenizer already
+    told: config.json, for a folder that already has its arrays and its tokenizer
     """
     found = peers.peer(peers.with_mask(told, folder), Tensors(folder)).mask
     # Some kinds have none to name: causal ones, and those in which it is always the last row.
@@ -232,7 +232,7 @@ def with_mask(told: Mapping[str, Any], folder: Place, mask: int | None) -> Mappi
 
 
 class Watched(View):
-    """Arrays, and the `names` of those that were read."""
+    """Arrays, with the `names` of those that have been read."""
 
     def __init__(self, arrays: Arrays):
         super().__init__(arrays)
@@ -246,7 +246,7 @@ class Watched(View):
 def _place(
     number: np.ndarray, value: np.ndarray, numbers: Numbered, out: Mapping[str, np.ndarray]
 ) -> None:
-    """Puts values in the places of these numbers; padding has the number 0 and no place."""
+    """Writes values to the entries with these indices; padding has the index 0 and no entry."""
     number, value = number[number > 0], value[number > 0]
     of = np.searchsorted(numbers.starts, number, side="right") - 1
     if np.any(of[1:] < of[:-1]):  # else the entries of each array lie together
@@ -261,7 +261,7 @@ def _place(
 def _fill(
     out: dict[str, np.ndarray], layout: Layout, read: set[str], peer: Peer, folder: str
 ) -> None:
-    """Fills the arrays that no parameter is made of: as those they copy, or as they were."""
+    """Fills the arrays without parameters: with those that they copy, or with stored values."""
     for name in out.keys() - read:
         tied = [other for other in peer.tables if name in peer.tables and other in read]
         tied += [other for other in (peer.copied(name),) if other in read]
@@ -277,15 +277,15 @@ def _fill(
 
 
 def _of_parameters(layout: Layout, peer: Peer) -> Layout:
-    """Leaves out the buffers, which the code of the project makes itself."""
+    """Drops the buffers, which the code of the project creates itself."""
     arrays = {n: x for n, x in layout.arrays.items() if not re.fullmatch(peer.buffers, n)}
     return dataclasses.replace(layout, arrays=arrays)
 
 
 def _with_mask(layout: Layout, peer: Peer, options: Any, block: int) -> Layout:
-    """Makes the layout of a diffusion model of that of a causal one.
+    """Makes the layout of a diffusion model from that of a causal one.
 
-    The mask is a new entry, or the one that was chosen.
+    The mask is a new entry, or an existing one that was chosen.
     """
     mask = options.vocab_size if layout.mask is None else layout.mask
     arrays = dict(layout.arrays)

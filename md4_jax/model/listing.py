@@ -1,4 +1,4 @@
-"""Table of the runs in a folder, with what they reached."""
+"""Table of the runs in a folder, with their results."""
 
 import math
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ HEAD = ("run", "objective", "network", "steps", "bits", "by", "commit")
 
 
 class Found(NamedTuple):
-    """Row of the table: its cells, its bits per token to sort by, inf if unknown, and a remark."""
+    """Row of the table: its cells, bits per token for sorting (inf if unknown), and a remark."""
 
     cells: tuple[str, ...]
     bits: float
@@ -21,9 +21,9 @@ class Found(NamedTuple):
 
 
 def table(folder: Place) -> str:
-    """Formats the runs in a folder, or the folder itself if it is one, the fewest bits first.
+    """Formats the runs in a folder, or the folder itself if it is a run, fewest bits first.
 
-    Below the table it says of each run what cannot be read, and why.
+    Below the table it lists what cannot be read of each run, and why.
     UserError if there is none.
     """
     if not exists(folder):
@@ -105,5 +105,5 @@ def _bits(result: dict[str, Any]) -> str:
 
 
 def _number(kept: float | None, other: float) -> float:
-    """Returns a number of a result, or another for one that JSON does not have, such as nan."""
+    """Returns a number of a result, or `other` for None, which replaces nan in JSON."""
     return other if kept is None else kept

@@ -1,4 +1,4 @@
-"""Finding and reading of a model: a run, a saved folder, or a checkpoint of another project."""
+"""Loading of a model: a run, a saved folder, or a checkpoint of another project."""
 
 import contextlib
 import logging
@@ -27,7 +27,7 @@ from md4_jax.runtime.tensors import Tensors, is_folder
 from md4_jax.training.report import kept
 from md4_jax.training.trainable import trained_beside
 
-# Rows of a padded table that may have no entry: less than a multiple of 128 takes, or one in 100.
+# Largest number of rows of a padded table without an entry: below 128, or one in 100.
 SPARE = 127
 
 
@@ -81,7 +81,7 @@ def _own(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> 
 
 
 def _check_scale(folder: Place, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises UserError if adapters that were saved would count more or less than they did."""
+    """Raises UserError if saved adapters would be scaled differently."""
     was, is_now = (section.get("lora_alpha") for section in (before, now))
     if before.get("lora_rank") and was != is_now:
         raise UserError(
@@ -99,7 +99,7 @@ def _trains_others(experiment: Experiment, params: Params) -> bool:
 def _of_others(
     where: Found, told: Mapping[str, Any], changes: Mapping[str, str], name: str, adapters: Any
 ) -> Model:
-    """Reads the checkpoint of another project; name: of it, for the layout."""
+    """Reads the checkpoint of another project; name: its name, for the layout."""
     folder, tensors = where.folder, Tensors(*where)
     told = dreamon.with_expansion(told, folder)
     masked = peers.with_mask(told, folder)
@@ -140,9 +140,9 @@ def _beside(
     asked: dict[str, Any],
     changes: Mapping[str, str],
 ) -> Callable[[Params, Put], Params]:
-    """Returns what makes adapters of the network of those of a folder.
+    """Returns a function that converts the adapters of a folder to those of the network.
 
-    It also sets keys of `asked` that the folder tells and `changes` do not have.
+    Also sets keys of `asked` from the folder, unless `changes` have them.
     """
     shapes = {name: tensors.shape(name) for name in tensors}
 
@@ -158,7 +158,7 @@ def _beside(
 
 
 def _ordered(tensors: Arrays, peer: Peer, mask: int | None, rows: int) -> Arrays:
-    """Returns the arrays with the row of the mask behind those of the symbols."""
+    """Returns the arrays with the row of the mask after those of the symbols."""
     if mask is not None:
         return MaskLast(tensors, peer.tables, mask, rows)
     if peer.begins is not None:
@@ -167,7 +167,7 @@ def _ordered(tensors: Arrays, peer: Peer, mask: int | None, rows: int) -> Arrays
 
 
 def _tokenizer(folder: Place, peer: Peer) -> dict[str, Any]:
-    """Returns the section of the tokenizer in the folder, or else of the one on the hub."""
+    """Returns the config section of the tokenizer in the folder, or else on the hub."""
     if peer.kind == esm.KIND:
         return esm.tokenizer_of(folder)
     if bpe_files.is_in(folder):
@@ -182,8 +182,8 @@ def _tokenizer(folder: Place, peer: Peer) -> dict[str, Any]:
 def _domain(folder: Place, peer: Peer, asked: dict[str, Any]) -> Domain:
     """Makes the domain and sets `size` and `mask` of the tokenizer; UserError if it does not match.
 
-    Entries beyond the symbols of the model must be added ones, and one symbol may have no entry. If
-    the row of the mask is given, so may several, since tables are padded.
+    Entries of the tokenizer beyond the model's symbols must be added tokens. One symbol may have no
+    entry; if the row of the mask is given, several may have none, since tables are padded.
     """
     mask = asked["tokenizer"].pop("mask", None)
     tokenizer = schema.build_section("tokenizer", asked["tokenizer"])
@@ -210,7 +210,7 @@ def _domain(folder: Place, peer: Peer, asked: dict[str, Any]) -> Domain:
 def _with_new_mask(folder: Place, peer: Peer, tokenizer: Any, asked: dict[str, Any]) -> Domain:
     """Makes the domain of a model without a mask: its symbols are the entries of the tokenizer.
 
-    UserError if the model has fewer rows, or so many more that the tokenizer cannot be its own.
+    UserError if the model has fewer rows than the tokenizer, or far more.
     """
     entries, rows = tokenizer.vocab_size, peer.symbols
     if not entries <= rows <= entries + max(SPARE, rows // 100):
@@ -224,7 +224,7 @@ def _with_new_mask(folder: Place, peer: Peer, tokenizer: Any, asked: dict[str, A
 
 
 def _of_text(tokenizer: Any, peer: Peer, asked: Mapping[str, Any]) -> TextDomain:
-    """Makes the domain; the names of classes are their numbers, since no checkpoint has others."""
+    """Makes the domain; class names are numbers, since checkpoints have no names."""
     labels = range(peer.sections["network"].get("classes", 0))
     return TextDomain(tokenizer, asked["data"]["length"], tuple(labels))
 
@@ -237,7 +237,7 @@ def _foreign_tokenizer(entries: int, folder: Place, rows: int) -> UserError:
 
 
 def _check_mask(folder: Place, peer: Peer, mask: int) -> None:
-    """Raises UserError if the row of the mask is none of the model's."""
+    """Raises UserError if the row of the mask is not a row of the model."""
     if not peer.tables:
         raise UserError(
             f"tokenizer.mask={mask} is for models whose mask may be any entry of their "
@@ -257,7 +257,7 @@ def _check_mask(folder: Place, peer: Peer, mask: int) -> None:
 
 @contextlib.contextmanager
 def _silent_checkpoints() -> Iterator[None]:
-    """Hides what the checkpoint library logs while it reads."""
+    """Silences the checkpoint library's log while reading."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -268,6 +268,6 @@ def _silent_checkpoints() -> Iterator[None]:
 
 
 def _results(workdir: Place, step: int) -> dict[str, Any]:
-    """Returns what training found at its end, if that was at this step, by evaluator."""
+    """Returns the results at the end of training, if that was at this step, by evaluator."""
     final = [row for row in kept(workdir) if "command" not in row]
     return {row["eval"]: row for row in final if row.get("step") == step}

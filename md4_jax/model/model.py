@@ -106,7 +106,7 @@ class Model(pickling.Unpickled):
         return True
 
     def samplers(self) -> list[str]:
-        """Returns the names of the samplers that fit the process and the network."""
+        """Returns the names of the samplers that support the process and the network."""
         found = []
         for name in SAMPLERS:
             with contextlib.suppress(UserError):
@@ -226,7 +226,7 @@ class Model(pickling.Unpickled):
     def watch(
         self, prompt: str | Prompt = "", *, sampler: str = "", **options: Any
     ) -> Iterator[Watched]:
-        """Draws the first sample of `sample`, that alone, and yields its state after each step.
+        """Draws only the first sample of `sample` and yields its state after each step.
 
         prompt  text with which the sample begins, or a `Prompt` of tokens at any positions
         """
@@ -296,5 +296,5 @@ class Model(pickling.Unpickled):
         return inputs.opened(made._replace(**own), self.programs)
 
     def bound(self, name: str) -> Any:
-        """Returns the objective of that name; UserError if it is no bound for the model."""
+        """Returns the named objective; UserError if it is not a bound for the model."""
         return bounds.chosen(self.experiment, name)

@@ -13,18 +13,18 @@ from md4_jax.networks.published_modernbert import BIAS, HEAD, TABLE, from_modern
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
-# Keys of config.json -> what they must say, if they are there.
+# Keys of config.json -> their only supported values.
 BUILT = {
     "hidden_activation": "gelu", "classifier_activation": "gelu", "tie_word_embeddings": True,
     "decoder_bias": True, "norm_bias": False, "attention_bias": False, "mlp_bias": False,
     "classifier_bias": False, "rope_scaling": None,
 }  # fmt: skip
-# The longest sequences by default: dLLM trained BERT-Chat on as many tokens.
+# Default largest length of sequences: that of dLLM's training of BERT-Chat.
 LENGTH = 1024
 
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
+    """Reads config.json and the shapes of arrays; UserError for unsupported models."""
     check_built(told, tensors, BUILT)
     for name in (TABLE, BIAS, "head.dense.weight"):
         if name not in tensors:
@@ -37,7 +37,7 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 
 def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """Returns the section of the network."""
+    """Returns the section `network` of the config."""
     size, first = tensors.shape(TABLE)[1], "model.layers.0."
     network = {
         **files.shipped("networks").MODERNBERT,
@@ -60,9 +60,9 @@ def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
 
 
 def _global_every(told: Mapping[str, Any], tensors: Tensors, depth: int) -> int:
-    """Returns how many layers there are for one that sees all tokens.
+    """Returns global_every: one of this number of layers attends to all tokens.
 
-    transformers 5 lists the kinds of all layers, and goes by that list.
+    transformers 5 uses a list of the kinds of all layers.
     """
     kinds = told.get("layer_types")
     if kinds is None:
@@ -78,9 +78,9 @@ def _global_every(told: Mapping[str, Any], tensors: Tensors, depth: int) -> int:
 
 
 def _bases(told: Mapping[str, Any], tensors: Tensors) -> tuple[float, float]:
-    """Returns the bases of rotary positions: of layers that see all tokens, and of local ones.
+    """Returns the bases of rotary positions: of global layers and of local layers.
 
-    transformers 5 tells them by the kinds of layers, under `rope_parameters`.
+    transformers 5 stores them by kind of layer, under `rope_parameters`.
     """
     every = told.get("global_rope_theta", 160_000.0)
     near = told.get("local_rope_theta", every if "global_rope_theta" in told else 10_000.0)

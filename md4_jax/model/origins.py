@@ -1,7 +1,7 @@
-"""Places of a network's matrices in a published checkpoint: the module, and which of its rows.
+"""Origins of a network's matrices in a published checkpoint: module and rows.
 
-A module of PyTorch stores W^T [out, in]. Several matrices here may be the rows of one there, as
-query, key and value are in a DiT.
+A module of PyTorch stores W^T [out, in]. Several matrices here may be rows of one module there,
+such as query, key and value of a DiT.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ class Origin(NamedTuple):
 
 
 class _RowNumbers(dict):
-    """Arrays that hold the numbers of their own rows, in one column, made of their shapes.
+    """Arrays with one column that contains their row indices, made from shapes.
 
-    last: name of the one that was read last.
+    last: name of the array that was read last.
     """
 
     last = ""
@@ -40,14 +40,14 @@ class _RowNumbers(dict):
 
 
 def origins(peer: Peer, shapes: Shapes, options: Any, folder: str) -> dict[str, list[Origin]]:
-    """Returns, for each path of layers that may have adapters, where they come from.
+    """Returns the origins of the layers that may have adapters, by path.
 
     peer, shapes  a published model, and the shapes of its arrays by name
-    options       of the network that is made of it
-    folder        where it is, for messages
+    options       of the converted network
+    folder        of the published model, for messages
 
-    A path as `blocks/attention/query` has an origin for each layer. UserError for a checkpoint that
-    is not PyTorch's, or has no such modules.
+    A path such as `blocks/attention/query` has an origin for each layer. UserError for a checkpoint
+    that is not from PyTorch, or has no such modules.
     """
     if not any(name.endswith(WEIGHT) for name in shapes):
         raise UserError(
@@ -67,11 +67,11 @@ def origins(peer: Peer, shapes: Shapes, options: Any, folder: str) -> dict[str, 
 
 
 def check_modules(peer: Peer, folder: Any) -> None:
-    """Raises UserError for a model whose modules are not those of layers here, one for one.
+    """Raises UserError if the model's modules do not correspond one-to-one to layers here.
 
-    They may store their matrices the other way round. In DiffusionGemma encoder and decoder have
-    modules of their own for each layer, with the same matrices: an adapter of one of them alone,
-    or another one of each, is no adapter of the layer.
+    Modules may store transposed matrices. In DiffusionGemma encoder and decoder have separate
+    modules with shared matrices: an adapter of only one of them, or different adapters, would not
+    be an adapter of the shared layer.
     """
     if peer.doubled:
         raise UserError(
@@ -87,7 +87,7 @@ def check_modules(peer: Peer, folder: Any) -> None:
 
 
 def _origin(kernel: np.ndarray, name: str, layer: str, folder: str) -> Origin:
-    """Returns where the kernel [1, out] of row numbers comes from."""
+    """Returns the origin of the kernel [1, out], which contains row indices."""
     first, count = int(kernel[0, 0]), kernel.shape[-1]
     if not name.endswith(WEIGHT) or not np.array_equal(kernel, first + np.arange(count)[None]):
         raise UserError(f"{folder}: {layer} is not made of whole rows of one matrix ({name})")

@@ -1,4 +1,4 @@
-"""Logits of a model's network, of all positions or of one of each sequence."""
+"""Logits of a model's network, at all positions or at one position of each sequence."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_hos
 
 
 def logits(model: Any, tokens: Any, t: Any, context: Mapping[str, Any], at: Any) -> np.ndarray:
-    """Returns what `Model.logits` returns; UserError for inputs that do not fit."""
+    """Computes `Model.logits`; UserError for invalid inputs."""
     if model.experiment.objective.needs.ordered:
         raise UserError(
             f"{model.origin} reads tokens in an order of their own, and a whole text has none: use "
@@ -46,9 +46,9 @@ def logits_in_blocks(
 def _computed(
     model: Any, name: str, make: Callable[[Network], Callable[..., Array]], given: tuple
 ) -> np.ndarray:
-    """Returns what a program gives of these arrays [B, ...] on the model's devices.
+    """Runs a program on these arrays [B, ...] on the model's devices.
 
-    name: under which the program is kept; make: makes it of the network
+    name: key of the program in the cache; make: makes the program from the network
     """
     experiment, programs, rows = model.experiment, model.programs, len(given[0])
     mesh = experiment.mesh

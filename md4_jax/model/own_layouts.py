@@ -1,7 +1,7 @@
-"""Layouts of other projects for a model that was trained here from the start.
+"""Layouts of other projects for a model that was trained from scratch with this package.
 
-A layout is made of the sizes of the network and read as a published folder is read. The model goes
-into it only if what was read is the same network, process and objective.
+A layout is made from the sizes of the network and read like a published folder. It is used only if
+this gives the same network, process and objective as the model has.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import UserError
 
 SINUSOIDS = 256  # of the time, in a DiT
-# Where code on the hub reads a layout: repository, and modules of configuration and model.
+# Code on the hub that reads a layout: repository, and modules of configuration and model.
 CODE = {
     "mdlm": ("kuleshov-group/mdlm-owt", "configuration_mdlm.MDLMConfig", "modeling_mdlm.MDLM"),
     "bd3lm": (
@@ -38,11 +38,11 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
 class Own(NamedTuple):
-    """Model as it was trained here.
+    """Model that was trained with this package.
 
     options   of the network; process, objective: those of its experiment
-    length    tokens of a sequence
-    ends      number of the end of a text, None without
+    length    number of tokens of a sequence
+    ends      id of the end of text, or None
     """
 
     options: Any
@@ -53,7 +53,7 @@ class Own(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Entries of the vocabulary, with the mask if there is one."""
+        """Number of entries of the vocabulary, including the mask if there is one."""
         return self.options.vocab_size + hasattr(self.process, "mask_id")
 
     @property
@@ -63,9 +63,10 @@ class Own(NamedTuple):
 
 
 def layout_of(model: Any) -> Layout:
-    """Returns the layout of the first project that has the model's network, process and objective.
+    """Returns the layout of the first project that supports the model.
 
-    UserError, with the project that differs least and where, if there is none.
+    Network, process and objective must agree. Otherwise UserError, with the closest project and the
+    differences.
     """
     model.check_text("export")
     symbols, config = model.domain.vocab_size, model.config
@@ -98,7 +99,7 @@ def _no_layout(model: Any, why: str) -> UserError:
 
 
 def _differences(own: Own, kind: "Kind", layout: Layout, origin: str) -> list[str]:
-    """Says which keys the model would have if it were read of this layout."""
+    """Lists the keys that would change if the model were read from this layout."""
     peer = peers.peer(layout.config, Numbered(layout, origin))
     config, symbols = peers.config_of(peer, {}), own.options.vocab_size
     read = build_section("network", config["network"], vocab_size=symbols)
@@ -116,7 +117,7 @@ def _differences(own: Own, kind: "Kind", layout: Layout, origin: str) -> list[st
 
 
 def _dit(own: Own, kind: str, prefix: str, told: dict[str, Any]) -> Layout:
-    """Returns the layout of a DiT, in the names of SEDD's code, which the others took over."""
+    """Returns the layout of a DiT, with the names of SEDD's code, which the others share."""
     o, pairs = own.options, own.options.attention_size // 2
     arrays = {prefix + name: ("F32", shape) for name, shape in _dit_arrays(o, own.rows)}
     frequencies = f"{prefix}rotary_emb.inv_freq"
@@ -126,7 +127,7 @@ def _dit(own: Own, kind: str, prefix: str, told: dict[str, Any]) -> Layout:
 
 
 def _code(kind: str, model: str = "AutoModelForMaskedLM") -> dict[str, Any]:
-    """Returns where the library transformers finds the code of a layout."""
+    """Returns the keys by which the transformers library finds the code of a layout."""
     if kind not in CODE:
         return {}
     repository, configuration, modelling = CODE[kind]
@@ -176,7 +177,7 @@ def _dit_arrays(o: Any, rows: int) -> Shapes:
 
 
 def _hub(kind: str, **more: Any) -> Callable[[Own], Layout]:
-    """Returns the maker of a layout with a flat config.json, as MDLM's."""
+    """Returns a function that makes a layout with a flat config.json, like MDLM's."""
 
     def make(own: Own) -> Layout:
         o = own.options
@@ -197,7 +198,7 @@ def _hub(kind: str, **more: Any) -> Callable[[Own], Layout]:
 
 
 def _run_config(kind: str, graph: str) -> Callable[[Own], Layout]:
-    """Returns the maker of a layout with the config of a run of SEDD's code, nested."""
+    """Returns a function that makes a layout with the nested config of SEDD's code."""
 
     def make(own: Own) -> Layout:
         o, schedule = own.options, getattr(own.process, "schedule", None)
@@ -264,9 +265,9 @@ def _esm(own: Own) -> Layout:
 class Kind(NamedTuple):
     """Layout of a project.
 
-    objectives  names of those whose network has the outputs that the project's code expects
+    objectives  names of objectives for which outputs are those that the project's code expects
     make        makes the layout with a model's sizes
-    timed       whether the network has the part that reads the time
+    timed       whether the network has a time embedding
     network     class of its options
     """
 

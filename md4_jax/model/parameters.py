@@ -1,4 +1,4 @@
-"""Parameters placed on a mesh, array by array, from what a folder stores of them."""
+"""Loading of stored parameters onto a mesh, array by array."""
 
 import functools
 import re
@@ -27,9 +27,9 @@ Convert = Callable[[Arrays, object, Put], Params]
 
 
 def own(experiment: Experiment, tensors: Tensors) -> Params:
-    """Reads the parameters that `write` has written.
+    """Reads the parameters written by `write`.
 
-    Adapters begin fresh if it has written none. UserError if it has and the network has none.
+    Adapters are initialised if none were written. UserError if some were and the network has none.
     """
     wanted, network = abstract_params(experiment), experiment.network
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(wanted)]
@@ -61,7 +61,7 @@ def converted(
 ) -> Params:
     """Reads the parameters of a published network from its folder, which has no adapters.
 
-    Those begin fresh, or as `begin` makes them of the fresh ones. The process learns nothing.
+    Adapters are initialised, and changed by `begin` if it is given. The process has no parameters.
     """
     shapes = _by_path(abstract_params(experiment)["network"])
     section = experiment.config["network"]
@@ -92,10 +92,10 @@ def _by_path(params: Params) -> dict[str, Any]:
 def placed(
     want: jax.ShapeDtypeStruct, layers: Sequence[Read], name: str, *, stacked: bool = False
 ) -> Array:
-    """Makes an array on its devices of what `layers` read: the whole, or its slices if stacked.
+    """Makes an array on its devices from `layers`, which read all of it, or its slices if stacked.
 
-    This process holds one layer besides its part of the array. UserError for another shape than
-    wanted.
+    This process holds one layer in addition to its part of the array. UserError if the shape is not
+    the wanted one.
     """
     if not stacked:
         return _on_devices(layers[0](), want, name)
@@ -108,7 +108,7 @@ def placed(
     whole = jax.jit(lambda: jnp.zeros(want.shape, want.dtype), out_shardings=want.sharding)()
     for number, read in enumerate(layers):
         layer = _on_devices(read(), one, f"{name}, layer {number}")
-        # Waits, so that what was read is freed before the next layer.
+        # Waits, so that memory of this layer is freed before the next one is read.
         whole = jax.block_until_ready(_setter(want.sharding)(whole, layer, number))
     return whole
 

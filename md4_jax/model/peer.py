@@ -1,4 +1,4 @@
-"""A published model in the words of this package, and checks of what its config.json says."""
+"""Description of a published model in terms of this package, and checks of its config.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,30 +12,30 @@ UNKNOWN = -1  # a mask that config.json should name and does not
 
 
 class Peer(NamedTuple):
-    """Published model in the words of this package.
+    """Description of a published model in terms of this package.
 
     kind       name of the project
-    length     tokens of a sequence
-    symbols    size of the vocabulary, without the mask; more if some rows have no entry
+    length     number of tokens of a sequence
+    symbols    size of the vocabulary, without the mask; larger if some rows have no entry
     sections   sections of the config: network, process, objective
     convert    function of networks/published.py
     tokenizer  name on the hub of the vocabulary, for a folder that has none
     tables     names of the arrays with a row for each entry, if the mask may be any of them
     mask       row of the mask; None: the last one, or one that is added
-    begins     row that begins a text, for a model without a mask: the vector of the mask, which is
-               added behind the symbols, starts as that of this row
-    ends       row that ends a text, if config.json tells it
+    begins     row of the begin-of-text token, for a model without a mask: the vector of a new mask,
+               which is added after the symbols, is initialised with this row
+    ends       row of the end-of-text token, if config.json has it
     told_of    (config.json, kind, shifted=, block=, context=) -> config.json of a diffusion model
-               made of it
+               adapted from it
     renamed    name of an array -> its name in such a model
     copied     name of an array -> the array of which it is a copy, if it is one
-    buffers    regular expression of the names of arrays that are no parameters of the network, and
+    buffers    regular expression of the names of arrays that are not parameters of the network and
                are not written
-    transposed  whether linear layers are stored as [in, out], and not as PyTorch's are
-    doubled    whether its code has two modules for each layer, with the same matrices
+    transposed  whether linear layers are stored as [in, out], unlike those of PyTorch
+    doubled    whether its code has two modules for each layer, with shared matrices
     eot        entry of `tokenizer` that ends a text
     grows      those of `tables` that get a row for a new mask; (): all of them
-    most       largest row that stands for something beside the entries of the tokenizer
+    most       largest row with a meaning that is not an entry of the tokenizer
     """
 
     kind: str
@@ -63,11 +63,11 @@ def of_masks(
     told: Mapping[str, Any], tensors: Tensors, network: dict[str, Any], convert: Callable,
     tables: tuple[str, str], longest: int,
 ) -> Peer:  # fmt: skip
-    """Returns a model in the layout of transformers as one of masks that sees whole texts.
+    """Describes a model in the layout of transformers as a masked model of whole texts.
 
-    network  section of the network
-    tables   names of the arrays of embedding and head, of which the second may not be there
-    longest  most tokens of a sequence by default
+    network  section `network` of the config
+    tables   names of the arrays of embedding and head; the second may be missing
+    longest  default largest number of tokens of a sequence
 
     Its mask is `mask_token_id`, or UNKNOWN.
     """
@@ -88,7 +88,7 @@ def of_masks(
 
 
 def from_the_left(found: Peer, told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """Returns a model of masks as a causal one, which has none: each token sees those before it."""
+    """Changes the description of a masked model to that of a causal one, without a mask."""
     found.sections["network"]["causal"] = True
     found.sections["objective"] = {"name": "autoregressive"}
     found.sections["sample"] = {"name": "left_to_right"}
@@ -107,13 +107,13 @@ def first(found: Any) -> Any:
 
 
 def in_blocks(found: Peer, block: int) -> Peer:
-    """Returns a model of masks as one of block diffusion, with sequences of whole blocks."""
+    """Changes the description of a masked model to block diffusion, with whole blocks."""
     sections = {**found.sections, "objective": {"name": "block", "block": block}}
     return found._replace(length=found.length - found.length % max(block, 1), sections=sections)
 
 
 def in_an_order(found: Peer, alpha_0: float) -> Peer:
-    """Returns a model of masks as one that reads tokens in an order, as Eso-LM does."""
+    """Changes the description of a masked model to one that reads in an order (Eso-LM)."""
     objective = {"name": "eso", "alpha_0": float(alpha_0)}
     return found._replace(
         sections={**found.sections, "objective": objective, "sample": {"name": "eso"}}
@@ -121,23 +121,23 @@ def in_an_order(found: Peer, alpha_0: float) -> Peer:
 
 
 def needed(told: Mapping[str, Any], tensors: Tensors, key: str) -> Any:
-    """Returns what config.json says under a key; UserError if it says nothing."""
+    """Returns the value of a key of config.json; UserError if it is missing."""
     if key not in told:
         raise lacks(tensors, key)
     return told[key]
 
 
 def lacks(tensors: Tensors, key: str) -> UserError:
-    """Makes the error for a key that config.json lacks."""
+    """Makes the error for a key that is missing in config.json."""
     return UserError(
         f"{tensors.folder}: config.json lacks {key}, which the arrays do not tell: add it"
     )
 
 
 def check_built(told: Mapping[str, Any], tensors: Tensors, built: Mapping[str, Any]) -> None:
-    """Raises UserError if config.json switches on what a network here does not have.
+    """Raises UserError if config.json has options that are not supported here.
 
-    built: keys and the only values that they may have, if they are there
+    built: keys and their only supported values
     """
     for key, value in built.items():
         if told.get(key, value) not in (value, None):
@@ -147,7 +147,7 @@ def check_built(told: Mapping[str, Any], tensors: Tensors, built: Mapping[str, A
 
 
 def agree(told: Mapping[str, Any], tensors: Tensors, **found: int) -> None:
-    """Raises UserError if config.json says another size than the arrays have."""
+    """Raises UserError if a size in config.json differs from that of the arrays."""
     for key, size in found.items():
         if told.get(key, size) != size:
             raise UserError(

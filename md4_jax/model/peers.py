@@ -1,4 +1,4 @@
-"""Configs of published models, made of their config.json and of the names and shapes of arrays."""
+"""Configs of published models, inferred from config.json and names and shapes of arrays."""
 
 import copy
 import dataclasses
@@ -23,7 +23,7 @@ NAMED = (
 
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """Returns what a folder holds; told: its config.json. UserError for an unknown architecture."""
+    """Describes the model in a folder; told: its config.json. UserError if it is not supported."""
     kind = kind_of(told, tensors)
     if kind != gemma.KIND:  # which tells null from a key that is not there
         told = {key: value for key, value in told.items() if value is not None}
@@ -32,7 +32,7 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 
 def with_mask(told: Mapping[str, Any], folder: Place) -> Mapping[str, Any]:
-    """Returns config.json with the mask that the folder's tokenizer names, if it names none."""
+    """Returns config.json with the mask of the folder's tokenizer, if it has no mask itself."""
     has = any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
     if told.get("mask_token_id") is not None or not has:
         return told
@@ -72,7 +72,7 @@ def kind_of(told: Mapping[str, Any], tensors: Tensors) -> str:
 
 
 def config_of(found: Peer, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config of a run that goes on with the model; its data are not chosen yet."""
+    """Returns the config of a run that continues training; its data are not chosen yet."""
     config = files.shipped("base").get_config().to_dict()
     network = config["network"] | found.sections["network"]
     network["products"] = "float32"  # the same logits as theirs, to all digits
@@ -93,7 +93,7 @@ def config_of(found: Peer, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _llada(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """Reads a LLaDA, whose config.json has the switches of OLMo's code."""
+    """Reads a LLaDA; its config.json has the options of OLMo's code."""
     built = {
         "block_type": "llama", "activation_type": "silu", "layer_norm_type": "rms", "rope": True,
         "alibi": False, "attention_layer_norm": False, "input_emb_norm": False,
@@ -128,7 +128,7 @@ def _llada(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 
 def _md4(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """Reads a text model of MD4, whose arrays are named by their paths in its parameters."""
+    """Reads a text model of MD4; its arrays are named by their paths in the parameters."""
     trunk, presets = "Transformer_0/", files.shipped("networks")
     block = f"{trunk}TransformerBlock_0/"
     timed = f"{block}Dense_0/kernel" in tensors

@@ -1,7 +1,7 @@
-"""adapter_config.json of a LoRA in the layout of PEFT (huggingface/peft): what it says and means.
+"""Reading of adapter_config.json of a LoRA in the layout of PEFT (huggingface/peft).
 
-A folder of PEFT holds this file and adapter_model.safetensors. For each adapted module there are
-two matrices, lora_A [rank, in] and lora_B [out, rank], and its W becomes W + scale B A.
+A folder of PEFT contains this file and adapter_model.safetensors. Each adapted module has two
+matrices, lora_A [rank, in] and lora_B [out, rank], and W is replaced by W + scale B A.
 """
 
 import json
@@ -15,7 +15,7 @@ from md4_jax.runtime.paths import Place
 FILE = "adapter_config.json"
 ARRAYS = "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
-# Keys that are read here, and those that change nothing once the matrices are trained.
+# Keys that are read here, and keys without effect once the matrices are trained.
 READ = (
     "r", "lora_alpha", "lora_dropout", "rank_pattern", "alpha_pattern", "use_rslora",
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "peft_type",
@@ -39,10 +39,10 @@ REFUSED = {
 
 
 class Lora(NamedTuple):
-    """Content of adapter_config.json, and its meaning for each module.
+    """Content of adapter_config.json, and the options that it implies for each module.
 
-    file  for messages
-    told  its content
+    file  path, for messages
+    told  content
     """
 
     file: Place
@@ -76,24 +76,25 @@ class Lora(NamedTuple):
     def needs(self, module: str) -> bool:
         """Returns whether a module with a matrix must have an adapter.
 
-        Of `all-linear` the matrices of numbered layers; embedding and head are not told apart.
+        With `all-linear` these are the matrices of numbered layers; embedding and head cannot be
+        distinguished.
         """
         in_layer = re.search(r"\.\d+\.", module) is not None
         return self.adapts(module) and (in_layer or not self.is_all_linear)
 
     @property
     def is_all_linear(self) -> bool:
-        """Whether `target_modules` is PEFT's word for all linear layers but the head."""
+        """Whether `target_modules` is PEFT's keyword for all linear layers except the head."""
         return str(self.told["target_modules"]).lower() == ALL_LINEAR
 
     @property
     def base(self) -> str:
-        """The model that it was trained on, for messages."""
+        """Name of the base model, for messages."""
         return str(self.told.get("base_model_name_or_path") or "no model")
 
 
 def read(folder: Place) -> Lora:
-    """Reads adapter_config.json; UserError if it is no LoRA, or has what is not known here."""
+    """Reads adapter_config.json; UserError if it is not a LoRA, or has unsupported options."""
     file = folder / FILE
     if not file.exists():
         raise UserError(f"{folder} holds no {FILE}, so it is not an adapter in PEFT's layout")
@@ -109,7 +110,7 @@ def read(folder: Place) -> Lora:
 
 
 def check_no_adapter(folder: Place) -> None:
-    """Raises UserError if a folder without a model's config.json holds an adapter alone."""
+    """Raises UserError if a folder has only an adapter, without a model's config.json."""
     if (folder / FILE).exists():
         base = read(folder).base
         raise UserError(
@@ -136,7 +137,7 @@ def _of_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -
 
 
 def _layer(module: str, patterns: Any) -> int | None:
-    """Returns the number of the layer that a module is in."""
+    """Returns the index of the layer that contains a module."""
     if not patterns:
         found = re.match(r".*?\.[^.]*\.(\d+)\.", module)
         return int(found.group(1)) if found else None
@@ -151,7 +152,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _check_kind(file: Place, told: Mapping[str, Any]) -> None:
-    """Raises UserError for what is not a LoRA, or changes more than its matrices."""
+    """Raises UserError for adapters other than LoRA, and for those that change other weights."""
     if told.get("peft_type") != "LORA":
         raise UserError(
             f"{file} says peft_type={told.get('peft_type')!r}: only adapters of the kind 'LORA' "
@@ -177,7 +178,7 @@ def _check_kind(file: Place, told: Mapping[str, Any]) -> None:
 
 
 def _check_numbers(file: Place, told: Mapping[str, Any]) -> None:
-    """Raises UserError for ranks and scales that are no numbers, and patterns that are none."""
+    """Raises UserError for ranks and scales that are not numbers, and for invalid patterns."""
     ranks, alphas = (told.get(f"{key}_pattern") or {} for key in ("rank", "alpha"))
     asked = told.get("target_modules")
     if not asked or not isinstance(asked, str | list):

@@ -1,4 +1,4 @@
-"""LoRA in PEFT's layout for a published model: added into its matrices, or kept apart."""
+"""LoRA in PEFT's layout for a published model: merged into its matrices, or kept separate."""
 
 import functools
 import re
@@ -24,11 +24,11 @@ Origins = Mapping[str, Sequence[Origin]]
 
 
 class Adapters(NamedTuple):
-    """Adapters of a folder that fits its base.
+    """Adapters of a folder, which have been checked against their base.
 
-    lora     its adapter_config.json
-    tensors  its matrices
-    modules  names of the modules that have an adapter
+    lora     adapter_config.json
+    tensors  matrices
+    modules  names of the modules with an adapter
     """
 
     lora: Lora
@@ -40,9 +40,9 @@ class Adapters(NamedTuple):
         return np.asarray(self.tensors[_name(module, which)], np.float32)
 
     def check_read(self, names: set[str]) -> None:
-        """Raises UserError for a module whose matrix is no part of the network.
+        """Raises UserError for a module whose matrix is not part of the network.
 
-        names: of the arrays of the base of which parameters were made
+        names: names of the base's arrays that were converted to parameters
         """
         for module in sorted(self.modules):
             if module + WEIGHT not in names:
@@ -52,10 +52,10 @@ class Adapters(NamedTuple):
                 )
 
     def settings(self, rank: int, origins: Origins) -> dict[str, Any]:
-        """Returns keys of the config of a network with these adapters beside its matrices.
+        """Returns the config keys of a network with these adapters.
 
-        rank: network.lora_rank. UserError if it is not that of all adapters, and for an adapter of
-        a module beside which the network can have none.
+        rank: network.lora_rank. UserError if adapters have other ranks, and for an adapter of a
+        module that cannot have one in the network.
         """
         layers = {place.module for places in origins.values() for place in places}
         for module in sorted(self.modules):
@@ -77,12 +77,12 @@ class Adapters(NamedTuple):
         return found
 
     def begun(self, fresh: Params, put: Put, origins: Origins, scale: float) -> Params:
-        """Returns adapters with these values; those that the folder does not have stay fresh.
+        """Returns adapters with these values; those not in the folder keep their initial values.
 
-        fresh  adapters of the network, nested as in it
-        put    makes a parameter of its path and of what reads its layers
-        scale  network.lora_alpha / network.lora_rank; where another one belongs to an adapter, its
-               matrix B makes up for it
+        fresh  initial adapters of the network, nested as in it
+        put    makes a parameter from its path and the functions that read its layers
+        scale  network.lora_alpha / network.lora_rank; if the scale of an adapter differs, its
+               matrix B is rescaled
         """
 
         def one(path: tuple, x: Array) -> Array:
@@ -101,7 +101,7 @@ class Adapters(NamedTuple):
         return jax.tree_util.tree_map_with_path(one, fresh)
 
     def _part(self, is_second: bool, place: Origin, scale: float, fresh: np.ndarray) -> np.ndarray:
-        """Returns one matrix of the adapter of one layer: A^T, or the columns of B^T it needs."""
+        """Returns one matrix of the adapter of a layer: A^T, or its columns of B^T."""
         if place.module not in self.modules:
             return fresh
         if not is_second:
@@ -123,7 +123,7 @@ class Adapters(NamedTuple):
 
 
 class Merged(View):
-    """Arrays of a base, of which those that have an adapter are W + scale B A, in float32."""
+    """Arrays of a base; those with an adapter become W + scale B A, computed in float32."""
 
     def __init__(self, arrays: Arrays, adapters: Adapters):
         super().__init__(arrays)
@@ -138,10 +138,10 @@ class Merged(View):
 
 
 def read(folder: Place, base: Tensors) -> Adapters:
-    """Reads which modules of a base the LoRA of a folder adapts.
+    """Reads the LoRA of a folder for a base.
 
-    UserError for a folder that is none or does not fit the base: a tensor or module that is
-    missing, one that is too many, or another shape or rank.
+    UserError for a folder that is not a LoRA or does not match the base: missing or surplus tensors
+    or modules, or other shapes or ranks.
     """
     lora, tensors = peft_config.read(folder), Tensors(folder, peft_config.ARRAYS)
     file, found = folder / peft_config.ARRAYS, set()
@@ -171,9 +171,9 @@ def _name(module: str, which: str) -> str:
 
 
 def _check_whole(tensors: Tensors, base: Tensors, name: str) -> None:
-    """Raises UserError for a tensor that is no adapter's, unless it is that of the base.
+    """Raises UserError for a tensor that is not an adapter's, unless it equals that of the base.
 
-    PEFT writes the matrix of a head or an embedding beside its adapter.
+    PEFT writes the matrix of a head or an embedding together with its adapter.
     """
     file, match = tensors.folder / peft_config.ARRAYS, WHOLE.fullmatch(name)
     array = match.group(1) + WEIGHT if match else ""
@@ -193,7 +193,7 @@ def _check_whole(tensors: Tensors, base: Tensors, name: str) -> None:
 
 
 def _check_module(lora: Lora, tensors: Tensors, base: Tensors, module: str) -> None:
-    """Raises UserError if the two matrices of a module are not there, or do not fit the base."""
+    """Raises UserError if a matrix of a module's adapter is missing or does not match the base."""
     file = tensors.folder / peft_config.ARRAYS
     array = module + WEIGHT
     if array not in base or len(base.shape(array)) != 2:
@@ -222,6 +222,6 @@ def _check_module(lora: Lora, tensors: Tensors, base: Tensors, module: str) -> N
 def beginning(
     adapters: Adapters, origins: Origins, options: Any
 ) -> Callable[[Params, Put], Params]:
-    """Returns `begun` for a network with these options, as `parameters.converted` takes it."""
+    """Returns `begun` for a network with these options, for use by `parameters.converted`."""
     scale = options.lora_alpha / options.lora_rank
     return functools.partial(adapters.begun, origins=origins, scale=scale)

@@ -1,4 +1,4 @@
-"""Adapters of a model in the layout of PEFT, for the published checkpoint that it was made of."""
+"""Writing of a model's adapters in the layout of PEFT, for its published base."""
 
 import json
 import re
@@ -26,7 +26,7 @@ LAYERED = re.compile(r"((?:.*?\.)?)(\d+)\.(.+)")  # what is before a layer's num
 
 
 class Part(NamedTuple):
-    """Adapter of a layer here: A [in, rank] and B [rank, out], and its place in a module."""
+    """Adapter of a layer: A [in, rank] and B [rank, out], and the layer's rows of a module."""
 
     place: Origin
     a: np.ndarray
@@ -36,9 +36,9 @@ class Part(NamedTuple):
 def write(model: Any, folder: Place, base: str = "") -> Place:
     """Writes adapter_model.safetensors, then adapter_config.json; returns the folder.
 
-    base: folder, or USER/NAME on the hub, of the parameters beside the adapters; "": that which the
-    model was made of. UserError for a model without adapters, of which more was trained, or whose
-    base is not known, and for a folder that is not empty.
+    base: folder, or USER/NAME on the hub, of the base parameters; "": the model's origin. UserError
+    for a model without adapters, with other trained parameters, or with an unknown base, and for a
+    folder that is not empty.
     """
     check_empty(folder)
     layout = model.layout
@@ -70,7 +70,8 @@ def write(model: Any, folder: Place, base: str = "") -> Place:
 def targets(modules: Sequence[str], arrays: Sequence[str]) -> list[str] | str:
     """Returns `target_modules` that match these modules and no others.
 
-    arrays: names of all arrays of the base. The ends of names are tried, and else an expression.
+    arrays: names of all arrays of the base. The result is a list of suffixes of names if possible,
+    else a regular expression.
     """
     ends = {name.rpartition(".")[0] for name in arrays}
     every = {".".join(end.split(".")[:n]) for end in ends for n in range(1, end.count(".") + 2)}
@@ -85,7 +86,7 @@ def targets(modules: Sequence[str], arrays: Sequence[str]) -> list[str] | str:
 
 
 def _named_base(model: Any, base: str) -> str:
-    """Returns base_model_name_or_path; UserError if the model is no adapted published one."""
+    """Returns base_model_name_or_path; UserError unless the model adapts a published one."""
     layout, network, keys = model.layout, model.experiment.network, model.config["train"]
     if not network.adapters:
         raise UserError(f"adapters=True writes adapters, and {model.origin} has none")
@@ -112,9 +113,9 @@ def _named_base(model: Any, base: str) -> str:
 
 
 def _modules(model: Any, peer: Peer, layout: Layout, options: Any) -> dict[str, list[Part]]:
-    """Returns the adapters of each module; several layers here may be parts of one module there.
+    """Returns the adapters of each module; several layers here may be rows of one module there.
 
-    Layers of a kind that is not trained, and whose adapters add nothing, are left out.
+    Kinds of layers without trained adapters, which add nothing, are left out.
     """
     shapes = {name: shape for name, (_, shape) in layout.arrays.items()}
     leaves = jax.tree_util.tree_leaves_with_path(model.params["network"])
@@ -142,9 +143,9 @@ def _kind(layer: str) -> str:
 
 
 def _matrices(parts: Sequence[Part], rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns A [rank, in] and B [rows, rank] of a module that adds what its parts add.
+    """Returns A [rank, in] and B [rows, rank] of a module from the adapters of its parts.
 
-    The ranks of several parts add up: B has a block for each, and zeros beside it.
+    The rank is the sum of the parts' ranks: B has a block for each part, and zeros elsewhere.
     """
     a = np.concatenate([part.a.T for part in parts])
     b, begin = np.zeros((rows, len(a)), np.float32), 0
@@ -158,7 +159,7 @@ def _matrices(parts: Sequence[Part], rows: int) -> tuple[np.ndarray, np.ndarray]
 def _config(
     named: str, options: Any, ranks: Mapping[str, int], asked: list[str] | str
 ) -> dict[str, Any]:
-    """Returns adapter_config.json; ranks: of each module, with one factor alpha / rank for all."""
+    """Returns adapter_config.json; ranks: by module. All modules have the same alpha / rank."""
     rank, alpha = options.lora_rank, options.lora_alpha
     name, mark, revision = named.partition("@") if is_hub_name(named) else (named, "", "")
     other = {
@@ -189,10 +190,10 @@ def _config(
 
 
 def is_hub_name(named: str) -> bool:
-    """Returns whether a base is USER/NAME or USER/NAME@REVISION on the hub, and no folder."""
+    """Returns whether a base is USER/NAME or USER/NAME@REVISION on the hub, not a folder."""
     return re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", named) is not None
 
 
 def _short(number: float) -> float | int:
-    """Returns a whole number as an int, as PEFT writes them."""
+    """Returns an integral number as an int, as PEFT writes it."""
     return int(number) if float(number).is_integer() else float(number)

@@ -1,4 +1,4 @@
-"""Refusal to pickle a model, which holds compiled programs and arrays on devices."""
+"""Refusal to pickle a model, which contains compiled programs and arrays on devices."""
 
 import copy
 from typing import Any
@@ -7,7 +7,7 @@ from md4_jax.protocols import UserError
 
 
 class Unpickled:
-    """Base of a class with an `origin`; its objects can be copied, and not be pickled."""
+    """Base of a class with an `origin`; its objects can be copied but not pickled."""
 
     origin: str
 
@@ -23,7 +23,7 @@ class Unpickled:
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Raises UserError; `pickle` calls it, also for an object that goes to another process."""
+        """Raises UserError when an object is pickled, also for transfer to another process."""
         raise UserError(
             f"a Model cannot be pickled, nor sent to another process: call md4_jax.load("
             f"{self.origin!r}) there. To keep a model, write it with model.save('FOLDER'), which "

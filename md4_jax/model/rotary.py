@@ -1,4 +1,4 @@
-"""Rotary positions of published models, as their config.json tells them."""
+"""Rotary positions of published models, from their config.json."""
 
 import math
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
 LLAMA_3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-# Layout whose queries are scaled by their position, as their config.json must say.
+# Layout in which queries are scaled by position; config.json must have the options.
 GROWN = "ministral3"
 
 
 def keys_of(told: Mapping[str, Any], tensors: Tensors, base: str) -> dict[str, Any]:
-    """Returns the keys of the network; UserError for forms that are not known here.
+    """Returns the keys of the network; UserError for unsupported forms.
 
-    base: the kind of which the layout of the arrays is
+    base: the kind that defines the layout of the arrays
     """
     rotary = _rotary(told)
     if base == GROWN and not rotary:
@@ -81,7 +81,7 @@ FORMS = {"default": _default, "llama3": _llama3, "yarn": _yarn}
 
 
 def _rotary(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns what config.json says of rotary positions, under either name that it has had."""
+    """Returns the options of rotary positions in config.json, under either of their names."""
     return told.get("rope_scaling") or told.get("rope_parameters") or {}
 
 

@@ -1,7 +1,7 @@
-"""SMDM (arXiv:2410.18514): Llamas that see both sides, and causal ones, in lit-gpt's layout.
+"""SMDM (arXiv:2410.18514): bidirectional and causal Llamas in lit-gpt's layout.
 
-Their files have no config.json. The shapes tell everything but the number of heads, and of the
-published sizes, which `lit_gpt/config.py` of ML-GSAI/SMDM lists, that too.
+Their files have no config.json. The shapes determine everything except the number of heads. For the
+published sizes, which `lit_gpt/config.py` of ML-GSAI/SMDM lists, the number of heads is known too.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ HEADS = {
     (640, 2560): 10, (768, 3072): 12, (896, 3584): 14, (1024, 4096): 16, (1280, 5120): 10,
     (1408, 5632): 11, (1536, 6144): 12, (1792, 7168): 14, (2048, 8192): 16, (2176, 8704): 17,
 }  # fmt: skip
-# Keys of a config.json, under lit-gpt's names -> what they must say, if they are there.
+# Keys of a config.json, under lit-gpt's names -> their only supported values.
 BUILT = {
     "rotary_percentage": 1.0, "parallel_residual": False, "shared_attention_norm": False,
     "bias": False, "condense_ratio": 1,
@@ -33,7 +33,7 @@ BUILT = {
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     """Reads the shapes of the arrays; told: a config.json under lit-gpt's names, or {}.
 
-    A model with one vector more than outputs is one of masks: the last is that of the mask.
+    A model with one more embedding vector than outputs is a masked model: the last is the mask's.
     """
     check_built(told, tensors, BUILT)
     network, (symbols, _) = _network(told, tensors), tensors.shape(HEAD)
@@ -56,13 +56,13 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 def told_of(
     told: Mapping[str, Any], kind: str, *, shifted: bool, block: int, context: bool
 ) -> dict[str, Any]:
-    """Returns the config.json of a model of masks that was made of a causal one: what it was."""
+    """Returns the config.json of a masked model adapted from a causal one: it is unchanged."""
     del kind, shifted, block, context  # none of which a config.json can say here
     return dict(told)
 
 
 def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """Returns the section of the network."""
+    """Returns the section `network` of the config."""
     size, hidden = tensors.shape(TABLE)[1], tensors.shape(f"{TRUNK}h.0.mlp.swiglu.w1.weight")[0]
     heads = told.get("n_head") or HEADS.get((size, hidden))
     if not heads:

@@ -22,7 +22,7 @@ KERNELS = ("auto", "plain", "splash", "cudnn")
 
 
 class Form(NamedTuple):
-    """How attention is computed.
+    """Form of the computation of attention.
 
     rounded  operands of products are rounded to bfloat16, as `products.rounded_product` does
     lean     the backward pass recomputes the softmax weights, so the forward pass stores none
