@@ -35,7 +35,7 @@ def logits_in_blocks(
 ) -> np.ndarray:
     """Returns the logits of one position of each row in block diffusion, float32 [B, V].
 
-    Its block sees itself as in z [B, L], and the blocks before it as in `clean`. at: int32 [B]
+    The block of the position is read from z [B, L], and earlier blocks from `clean`. at: int32 [B]
 
     t  float32 [B], time of all blocks
     """
