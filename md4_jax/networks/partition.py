@@ -211,7 +211,7 @@ def at_index(apply: Any, z: Array, segments: Array | None, index: Array, mask_id
 
 
 def _slots(symbols: Array, mask_id: int) -> Slots:
-    """Returns slots with the start and the symbols [B, L]; `own` is not set yet."""
+    """Returns slots of the start and the symbols [B, L], with no attention between them yet."""
     symbols = jnp.pad(symbols, ((0, 0), (1, 0)), constant_values=mask_id)
     places = jnp.broadcast_to(jnp.arange(symbols.shape[1]), symbols.shape)
     return Slots(symbols, places, jnp.zeros((1, 1, 1), bool))

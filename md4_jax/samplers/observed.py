@@ -23,7 +23,7 @@ def reveal_observed(
     """Takes the ancestral step between the times (s, t), s < t, of z and of y.
 
     A token is drawn for each mask from the denoiser at (z_t, y_t). With the probability of a reveal
-    it becomes z_s. Otherwise y_s is drawn from q(y_s | y_t, token), and the token is discarded.
+    z_s is this token. Otherwise y_s is drawn from q(y_s | y_t, token), and the token is discarded.
     With the optimal network this is the exact distribution of (z_s, y_s) at each position given
     (z_t, y_t); positions are drawn independently.
     """
