@@ -20,9 +20,10 @@ SYMBOLS = 3
 
 
 def objectives(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Returns ({key: objective}, process) of few symbols; evaluators that differ have a key.
+    """Returns ({key: objective}, process) for a small vocabulary.
 
-    UserError for an objective that does not fit the process.
+    There is one key for training and one for each evaluator with another objective. UserError for
+    an objective that does not fit the process.
     """
     process = build_section("process", _of_few(config["process"]), vocab_size=SYMBOLS)
     objective = build_section("objective", config["objective"])
@@ -41,10 +42,10 @@ def objectives(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 def _of_few(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the section `process` for few symbols.
+    """Returns the section `process` for a small vocabulary.
 
-    Which symbols change the length of a text changes no bound, and their numbers are those of a
-    large vocabulary: here they are the default, the last two.
+    The ids of the symbols that change the length of a text belong to the full vocabulary. Here
+    they are the default, the last two symbols; the choice does not change the bound.
     """
     resizes = issubclass(class_of("process", section["name"]), Resizing)
     return {k: v for k, v in section.items() if not (resizes and k in ("expand", "delete"))}
@@ -55,9 +56,9 @@ def _told(say: Callable[[str], None], key: str, line: str) -> None:
 
 
 def run(config: Mapping[str, Any], say: Callable[[str], None]) -> int:
-    """Audits the objectives of a config; returns 1 if one claims to be a bound and is none.
+    """Audits the objectives of a config; returns 1 if one claims to be a bound but is not.
 
-    Each is printed, with a counterexample if there is one, and last a line of JSON.
+    Prints each result, with a counterexample if there is one, and then one line of JSON.
     """
     options = options_from(AuditOptions, config.get("audit", {}))
     found, process = objectives(config)

@@ -1,4 +1,4 @@
-"""First parameters of a run that begins with those of another: `train.initial`, or a teacher."""
+"""Initial parameters from another run: `train.initial`, or a teacher."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ from md4_jax.training.loop import fresh_adapters
 from md4_jax.training.precision import abstract_params
 from md4_jax.training.trainable import is_adapter, joined
 
-# Keys of a network that may change where its training goes on: it learns them anew.
+# Keys of a network that may differ from those of the other run: training adapts to them.
 RELEARNED = (
     "causal", "causal_context", "shifted", "rotary_base", "rotary_scaling", "rotary_ramp",
     "rotary_gain", "rotary_type", "query_scaling", "local_base", "window",
@@ -30,11 +30,11 @@ def beginning(
 ) -> Callable[[Params], Params] | None:
     """Returns a function: fresh parameters -> those of train.initial; None if it is empty.
 
-    None also if the run in workdir has a checkpoint: it no longer needs the other run. The network
-    must have parameters of the same shapes, but for adapters, which may be new, and compute the
-    same of them, but for the RELEARNED keys. The parameters of the process are taken if they have
-    the same shapes. Raises UserError at once if the other run does not fit, and for adapters of a
-    fresh network.
+    Also None if the run in workdir has a checkpoint: it no longer needs the other run. Both
+    networks must have parameters of the same shapes; only adapters may be new. They must compute
+    the same function of them, except for the RELEARNED keys. Parameters of the process are copied
+    if they have the same shapes. Raises UserError immediately if the other run does not fit, and
+    for adapters of a network that starts from random parameters.
     """
     asked, has_adapters = experiment.train.initial, bool(experiment.network.adapters)
     if not (asked or has_adapters or experiment.objective.needs.teacher):
@@ -89,9 +89,9 @@ def _made(experiment: Experiment, say: Callable[[str], None]) -> Callable[[Param
 
 
 def _changed(experiment: Experiment, other: Experiment) -> str:
-    """Says which RELEARNED keys differ, '' if none does; UserError for any other that does.
+    """Describes which RELEARNED keys differ, '' if none; UserError if any other key differs.
 
-    The parameters of a teacher are used as they are, so that none may differ.
+    For a teacher no key may differ, because its parameters are used without further training.
     """
     found = differing(experiment, other)
     said = ", ".join(f"network.{key}={its!r} there and {own!r} here" for key, own, its in found)
@@ -105,7 +105,7 @@ def _changed(experiment: Experiment, other: Experiment) -> str:
 
 
 def _check_teacher(experiment: Experiment, teacher: Experiment) -> None:
-    """Raises UserError if a teacher was trained with other noise than its student is to see."""
+    """Raises UserError if the teacher was trained with other noise than the student."""
     if experiment.process == teacher.process:
         return
     raise UserError(
@@ -120,7 +120,7 @@ def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
 
 
 def _difference(experiment: Experiment, other: Experiment) -> str:
-    """Describes how two networks differ: in keys of the config, or else in a parameter."""
+    """Describes the difference of two networks: keys of the config, or else a parameter."""
     if said := _keys("network", experiment, other):
         return said
     shapes = [_shapes(abstract_params(e)["network"]) for e in (experiment, other)]
@@ -129,7 +129,7 @@ def _difference(experiment: Experiment, other: Experiment) -> str:
 
 
 def _keys(section: str, experiment: Experiment, other: Experiment) -> str:
-    """Names the keys of a section of the config that differ, with both values; '' if none does."""
+    """Lists the keys of a config section that differ, with both values; '' if none."""
     own, its = (dict(config.flatten(e.config[section])) for e in (experiment, other))
     keys = [key for key in sorted({**own, **its}) if own.get(key) != its.get(key)]
     said = [f"{section}.{k}={its.get(k)!r} there and {own.get(k)!r} here" for k in keys]

@@ -52,12 +52,12 @@ def experiment(
 ) -> Experiment:
     """Builds and checks everything but the data, for these devices; None: all devices.
 
-    workdir: directory of the run, which has its information profile (sample.grid=optimal)
-    prompted: whether samples are given prompts of token ids, which the config does not hold
+    workdir: directory of the run, with its information profile (for sample.grid=optimal)
+    prompted: whether the caller passes prompts as token ids, which are not in the config
     """
     made = _sections(config, domain, devices)
     made["sample"], made["guide"] = _guide(config, made["sample"], made["guide"])
-    if isinstance(domain, RandomTokens):  # whose symbols have no text, that of a prompt neither
+    if isinstance(domain, RandomTokens):  # its symbols have no text for a prompt
         prompted, made["prompt"] = prompted or made["prompt"].is_given, PromptOptions()
     process, objective, sample, data = (
         made[name] for name in ("process", "objective", "sample", "data")
@@ -79,7 +79,7 @@ def experiment(
         lambda: evaluators(config, objective, process, network),
     )
     ends = _ends(sample.stop, domain)
-    # What is learned is not steered towards.
+    # A reward that training learns from does not steer samples.
     made["rewarded" if objective.needs.rewards else "steering"] = made.pop("steering")
     experiment = Experiment(
         **made,
@@ -100,7 +100,7 @@ def experiment(
 
 
 def _sections(config: dict[str, Any], domain: Domain, devices: list | None) -> dict[str, Any]:
-    """Makes what each section alone decides, by name; one UserError for all mistakes in them."""
+    """Builds the objects that depend on one section each; one UserError names all mistakes."""
     size = {"vocab_size": domain.vocab_size}
     shaped = {**size, "shape": tuple(domain.shape)}
     makers = {
@@ -126,17 +126,17 @@ def _sections(config: dict[str, Any], domain: Domain, devices: list | None) -> d
 
 
 def _sampler(section: dict[str, Any], transform: Transform, objective: Objective) -> Any:
-    """Builds the sampler's step; what its section leaves to training is that of the objective."""
+    """Builds the sampler's step; options that its section omits are those of the objective."""
     trained = trained_options(class_of("sample", section["name"]), objective)
     return build_section("sample", section, transform=transform, **trained)
 
 
 def _transform(section: dict[str, Any], domain: Domain) -> Transform:
-    """Returns how samples change the distribution of a token."""
+    """Returns the transform of token distributions in sampling, such as temperature or top-p."""
     transform = options_from(Transform, section)
     check_transform(transform.temperature, transform.top_k, transform.top_p)
     exclude = section.get("exclude", "")
-    if isinstance(domain, RandomTokens):  # whose symbols have no names
+    if isinstance(domain, RandomTokens):  # its symbols have no names
         return transform
     excluded = _entries("exclude", exclude, domain, "names entries of a vocabulary")
     if len(set(excluded)) == domain.vocab_size:
@@ -145,7 +145,7 @@ def _transform(section: dict[str, Any], domain: Domain) -> Transform:
 
 
 def _steering(section: dict[str, Any] | None, domain: Domain) -> Steering | None:
-    """Returns the reward of samples with its options; None without one."""
+    """Returns the reward that steers samples, with its options; None if there is none."""
     section = section or {"name": "none"}
     reward = build_section("sample.reward", section)
     options = options_from(SteeringOptions, section)
@@ -159,9 +159,9 @@ def _steering(section: dict[str, Any] | None, domain: Domain) -> Steering | None
 def _guide(
     config: dict[str, Any], sample: SampleOptions, options: ClassifierOptions
 ) -> tuple[SampleOptions, Guide | None]:
-    """Returns the options of samples and the guide, None without a classifier.
+    """Returns (sampling options, guide); the guide is None without a classifier.
 
-    If the network has no classes, the label is for the classifier alone.
+    If the network has no classes, only the classifier uses the label.
     """
     if not options.classifier:
         return sample, None
@@ -193,7 +193,7 @@ def _optimal(
     objective: Objective,
     workdir: Place | None,
 ) -> np.ndarray:
-    """Returns the times that lose least by the information profile of the run."""
+    """Returns the times with the smallest loss predicted by the run's information profile."""
     block = sample.block or getattr(objective, "block", 0)
     if block or not isinstance(process, RevealsMasks):
         raise UserError(
@@ -240,7 +240,8 @@ def _ends(stop: str, domain: Domain) -> tuple[int, ...]:
 def _entries(key: str, text: str, domain: Domain, what: str, others: str = "") -> tuple[int, ...]:
     """Returns the symbols that a key of `sample` names; UserError if the vocabulary has none.
 
-    what: it does, and others: values that it may have besides, for messages
+    what: purpose of the key, for messages
+    others: further values that the key accepts, for messages
     """
     if not text:
         return ()
@@ -260,7 +261,7 @@ def _entries(key: str, text: str, domain: Domain, what: str, others: str = "") -
 
 
 def _alone(tokenizer: Any, entry: str) -> int | None:
-    """Returns the id of a text that is one token, such as a character; None for any other."""
+    """Returns the token id of a text that is a single token, such as a character; else None."""
     try:
         ids = tokenizer.encode(entry)
     except UserError:

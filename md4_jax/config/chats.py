@@ -1,4 +1,4 @@
-"""Chat template of a config: that of the run, of a folder it names, or of its tokenizer."""
+"""Chat template of a config: from the run, from a named folder, or from the tokenizer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,13 +12,14 @@ from md4_jax.runtime.paths import Place, cache_root, exists, place
 def of_run(
     config: Mapping[str, Any], workdir: Place | None, initial: Place | None = None
 ) -> Chat | None:
-    """Returns the chat template of a run: the one it keeps, or one that its config means.
+    """Returns the chat template of a run: the stored one, or else the one its config refers to.
 
-    A config means that of data.chat_template, else, with data.messages_key, that of the run from
-    which this one starts, else that of the tokenizer's folder. It is dated, as is one that is kept.
+    The config refers to the template of data.chat_template. Without it, and with
+    data.messages_key, it is that of the initial run, or else that in the tokenizer's folder. The
+    template has its date filled in, as a stored one has.
 
-    initial: directory of the run from which this one starts
-    Returns None for a config that means none; UserError if the one it means is not there.
+    initial: directory of the run with the initial parameters
+    Returns None if the config refers to no template; UserError if the template does not exist.
     """
     kept = Chat.kept(workdir) if workdir else None
     section = config["data"]
@@ -36,7 +37,7 @@ def of_run(
 
 
 def _check_same(config: Mapping[str, Any], workdir: Place, kept: Chat) -> None:
-    """Raises UserError if another template is asked for than that of the run."""
+    """Raises UserError if the config names another template than the stored one of the run."""
     before = config_lib.stored(workdir)
     asked = config["data"].get("chat_template")
     if not asked or before is None or asked == before["data"].get("chat_template"):

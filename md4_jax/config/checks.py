@@ -25,7 +25,7 @@ from md4_jax.training.trackers import TRACKERS
 def validate(experiment: Experiment) -> None:
     """Raises one UserError that names all sections of the config that do not fit together.
 
-    Bounds, samples and evaluators are looked at only if process, network and batches are in order.
+    Bounds, samples and evaluators are checked only if process, network and batches are valid.
     """
     bounds, components = _bounds(experiment), _components(experiment)
     evaluators = experiment.evals.items()
@@ -53,7 +53,7 @@ def validate(experiment: Experiment) -> None:
 
 
 def _check_clock(experiment: Experiment) -> None:
-    """Raises UserError for a learning rate that follows seconds of which there are none."""
+    """Raises UserError for a learning rate by elapsed time if the run has no time limit."""
     if experiment.learning_rate.follows_seconds and not experiment.train.seconds:
         raise UserError(
             "optim.clock='seconds' needs train.seconds, the budget that the learning rate follows: "
@@ -62,13 +62,13 @@ def _check_clock(experiment: Experiment) -> None:
 
 
 def _check_rounds(experiment: Experiment) -> None:
-    """Raises UserError if a distillation goes on beyond its last round."""
+    """Raises UserError if a distillation has more steps than its rounds."""
     if hasattr(experiment.objective, "check_rounds"):
         experiment.objective.check_rounds(experiment.train.num_steps)
 
 
 def _check_documents(experiment: Experiment) -> None:
-    """Raises UserError if documents are to be told apart and their end is no token."""
+    """Raises UserError if documents are to be separated but no token marks their end."""
     if experiment.data.separate_documents and experiment.domain.eot_id is None:
         raise UserError(
             "data.separate_documents=True needs a tokenizer with an end-of-text token; "
@@ -89,7 +89,7 @@ def _check_documents(experiment: Experiment) -> None:
 
 
 def _check_log(experiment: Experiment) -> None:
-    """Raises UserError for an unknown tracker, and for a trace of steps that are no range."""
+    """Raises UserError for an unknown tracker, and for an invalid range of steps to trace."""
     for name in words(experiment.log.trackers):
         if name not in TRACKERS:
             raise unknown("tracker in log.trackers", name, list(TRACKERS))
@@ -102,7 +102,7 @@ def _check_log(experiment: Experiment) -> None:
 
 
 def _sizes(experiment: Experiment, bounds: Mapping[str, Any]) -> dict[str, tuple[int, str, int]]:
-    """Returns the sequences of each kind of batch, by section, with the key and value of length."""
+    """Returns {section: (sequences of a batch, key of the length, its value)}."""
     own = ("data.length", experiment.data.length)
     sizes = {f"evals.{name}": (bound.sequences(experiment), *own) for name, bound in bounds.items()}
     sizes["train"] = experiment.train.batch_size, *own
@@ -112,7 +112,7 @@ def _sizes(experiment: Experiment, bounds: Mapping[str, Any]) -> dict[str, tuple
 
 
 def _check_size(name: str, sequences: int, key: str, length: int) -> None:
-    """Raises UserError for a batch whose tokens cannot be counted in 32 bits."""
+    """Raises UserError for a batch with more tokens than an int32 can count."""
     if sequences * length >= 2**31:
         raise UserError(
             f"{name}.batch_size={sequences} times {key}={length} must be below {2**31}: no device "
@@ -121,7 +121,7 @@ def _check_size(name: str, sequences: int, key: str, length: int) -> None:
 
 
 def _check_positions(experiment: Experiment) -> None:
-    """Raises UserError for texts that are longer than the network has learned positions."""
+    """Raises UserError for texts longer than the network's learned position embeddings."""
     network, sample = experiment.config["network"], experiment.sample
     most = network.get("positions", 0) - experiment.network.gaps
     asked = {"data.length": experiment.data.length}
@@ -140,7 +140,7 @@ def _check_positions(experiment: Experiment) -> None:
 
 
 def _check_classes(experiment: Experiment) -> None:
-    """Raises UserError if network.classes is not the number of classes of the data."""
+    """Raises UserError if network.classes differs from the number of classes of the data."""
     labels = getattr(experiment.domain, "labels", None)
     classes = experiment.config["network"].get("classes")
     if None in (labels, classes) or classes == len(labels):
@@ -187,7 +187,7 @@ def _components(experiment: Experiment) -> list[Component]:
 
 
 def _check_bound(experiment: Experiment, evaluation: str, evaluator: Any) -> None:
-    """Raises UserError if an evaluator's objective is no bound."""
+    """Raises UserError if the objective of an evaluator is not a bound."""
     key, name = f"evals.{evaluation}", objective_name(evaluator.objective)
     if not evaluator.objective.is_bound(experiment.process):
         raise UserError(
@@ -214,13 +214,13 @@ def _check_length(experiment: Experiment, evaluation: str, evaluator: Any) -> No
 
 
 def _length(experiment: Experiment, evaluation: str, evaluator: Any) -> tuple[str, int]:
-    """Returns (key, tokens) of the sequences of an evaluator, with the whole key to change."""
+    """Returns (key, tokens): the sequence length of an evaluator and the full key that sets it."""
     key, length = evaluator.length_of(experiment)
     return f"evals.{evaluation}.{key}" if key else "data.length", length
 
 
 def _check_tables(experiment: Experiment) -> None:
-    """Raises UserError if tables of neighbours are asked for where they cannot learn."""
+    """Raises UserError if tables of neighbours are enabled where they cannot be trained."""
     if experiment.network.companion is None:
         return
     asked = f"network.tables={experiment.config['network']['tables']}"
@@ -237,7 +237,7 @@ def _check_tables(experiment: Experiment) -> None:
 
 
 def check_training(experiment: Experiment, kept: Mapping[str, Any] | None = None) -> None:
-    """Raises UserError for what cannot train this network; a trained one may still be read.
+    """Raises UserError for settings that cannot train this network; it may still be evaluated.
 
     kept: config with which the run began, if it is resumed
     """
@@ -254,7 +254,7 @@ def check_training(experiment: Experiment, kept: Mapping[str, Any] | None = None
 
 
 def _check_names(experiment: Experiment, kept: Mapping[str, Any] | None) -> None:
-    """Raises UserError for a new evaluator with the name under which trackers show the loss."""
+    """Raises UserError for a new evaluator with the name that trackers use for the loss."""
     if "train" in experiment.evals and "train" not in (kept or {}).get("evals", {}):
         raise UserError(
             "evals.train: TensorBoard and W&B show the numbers of the training loss as train/...: "
@@ -273,7 +273,7 @@ def _check_steps(experiment: Experiment, component: Component) -> None:
 
 
 def _check_grid(experiment: Experiment) -> None:
-    """Raises UserError if samples are to have other steps than a process in discrete time."""
+    """Raises UserError if sampling has other steps than a process in discrete time."""
     own, sample = experiment.process.timesteps, experiment.sample
     if own is not None and (sample.steps, sample.grid) != (own, "uniform"):
         raise UserError(

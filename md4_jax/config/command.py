@@ -1,4 +1,4 @@
-"""Command line: flags, assignments to config keys, and the command that starts it again."""
+"""Command line: flags, assignments to config keys, and the command that repeats a run."""
 
 import argparse
 import difflib
@@ -24,9 +24,9 @@ KEYS = (
 MODES = (
     "train", "eval", "sample", "serve", "bench", "plan", "prepare", "import", "audit", "ls", "sweep"
 )  # fmt: skip
-# The mode may be the first word. What a second word is then: --workdir, except for these.
+# The mode may be the first word. A second word is then --workdir, except for these modes.
 SECOND = {"serve": "--from", "import": "--from"}
-# Words for what the mode train does with a run that is there.
+# Words for what --mode train does with an existing run.
 RESUME = ("resume", "continue")
 # Modes that need the directory of a run.
 OF_A_RUN = ("eval", "sample")
@@ -58,7 +58,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if flags.mode not in MODES:
         raise _unknown_mode("--mode", flags.mode)
     for name in ("config", "workdir"):
-        # As a path it would be the current directory.
+        # An empty path would mean the current directory.
         if getattr(flags, name) == "":
             raise UserError(
                 f"--{name} is empty, as a shell variable is that was not set: give a value, or "
@@ -78,7 +78,7 @@ def _unknown_mode(what: str, name: str) -> UserError:
 
 
 def _check_mode(flags: argparse.Namespace, assignments: Mapping[str, str]) -> None:
-    """Raises UserError for a flag that the mode does not take, and for one that it needs."""
+    """Raises UserError for a flag that the mode does not accept, or a required one missing."""
     for name, mode in (("evals", "eval"), ("topology", "plan")):
         if getattr(flags, name) and flags.mode != mode:
             given = f"--{name}={getattr(flags, name)}"
@@ -110,7 +110,7 @@ def _different(text: str) -> tuple[str, ...]:
 
 
 def _check_source(flags: argparse.Namespace) -> None:
-    """Raises UserError if --from is missing, or given to a mode that does not take it."""
+    """Raises UserError if --from is missing, or given to a mode that does not accept it."""
     if flags.adapters and not (flags.source and flags.mode in ("import", "serve")):
         raise UserError(
             f"--adapters={flags.adapters} is for --mode import and --mode serve, and goes on the "
@@ -175,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _refuse(parser: argparse.ArgumentParser, given: argparse.Namespace, others: list[str]) -> None:
-    """Raises UserError for the first argument that is unknown, with what may have been meant."""
+    """Raises UserError for the first unknown argument, with a suggestion."""
     flags = [flag for action in parser._actions for flag in action.option_strings]
     for argument in others:
         name, equals, value = argument.partition("=")
@@ -200,7 +200,7 @@ def _refuse(parser: argparse.ArgumentParser, given: argparse.Namespace, others: 
 
 
 def _with_mode(place: str, config: str | None) -> str:
-    """Says how to name a run, or a published model, to a mode."""
+    """Describes how to give a run, or a published model, to a mode."""
     if config:
         return f"for the directory of the run type --workdir {place}"
     if place.startswith("hf:"):
@@ -215,7 +215,7 @@ def _with_mode(place: str, config: str | None) -> str:
 def again(
     flags: argparse.Namespace, workdir: Place, assignments: Mapping[str, str], mode: str = ""
 ) -> str:
-    """Returns the command line that starts the same thing again, or what `mode` names."""
+    """Returns the command line that repeats this one, or that runs `mode` instead."""
     mode = mode or flags.mode
     said = [f"--config={flags.config}"] if flags.config else []
     said += [f"--mode={mode}"]

@@ -7,7 +7,7 @@ from md4_jax.config.schema import CLASSES, class_of, has_name
 
 
 def defaults_of(path: str, name: str) -> dict[str, Any]:
-    """Returns {key: default} of a section of this name, as JSON has them; others are left out."""
+    """Returns {key: default} of a section of this name; defaults that are not JSON are omitted."""
     classes = [*CLASSES.get(path, ()), *([class_of(path, name)] if has_name(path) else [])]
     found = {}
     for one in classes:

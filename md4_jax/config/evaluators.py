@@ -1,4 +1,4 @@
-"""Builds the evaluators of a config and chooses the bounds that they report."""
+"""Builds the evaluators of a config and selects the bounds that they report."""
 
 import contextlib
 import re
@@ -19,15 +19,15 @@ from md4_jax.objectives.every_order import EveryOrder
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Needs, Network, Objective, UserError
 
-# `auto` chooses the first of these bounds that the process and the network allow. Bounds of the
-# same process are ordered by the noise of their estimates, least first.
+# `auto` selects the first of these bounds that the process and the network support. Bounds of
+# the same process are ordered by the variance of their estimates, smallest first.
 BOUNDS = (
     "autoregressive", "any_order", "genmd4", "uniform_elbo", "score_entropy", "ctmc", "gidd",
     "d3pm", "flexmdm", "edit_flow", "masked_edit_flow",
     "candi",
 )  # fmt: skip
-# Keys of an objective that other sections have from training, unless they give them: the size of
-# blocks, and the share of tokens that diffusion reveals.
+# Keys of the training objective that other sections inherit unless they set them: the block size,
+# and the fraction of tokens that diffusion generates.
 TRAINED = ("block", "alpha_0")
 OWN_KEY = re.compile(r"(?<![\w.])objective\.(\w+)")
 
@@ -37,8 +37,8 @@ def evaluators(
 ) -> dict[str, Any]:
     """Builds the evaluators by name; those with an `objective` get the bound that it names.
 
-    They run in the order of the dict: that of EVALUATORS, then the user's own kinds. So n-gram
-    models come after the bound on the same text, which is printed beside them.
+    They run in the order of the dict: that of EVALUATORS, then the user's own kinds. N-gram models
+    therefore run after the bound on the same text, which is printed beside them.
     """
     order = {kind: number for number, kind in enumerate(EVALUATORS)}
     sections = sorted(
@@ -49,13 +49,13 @@ def evaluators(
 
 
 def with_kinds(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Adds evaluators that are named by their kind alone, with its default options."""
+    """Adds evaluators that are given only by their kind, with its default options."""
     kinds = {name: {"name": name} for name in names if name in EVALUATORS}
     return {**config, "evals": {**kinds, **config["evals"]}}
 
 
 def unknown_evaluator(name: str, there: list[str]) -> UserError:
-    """Makes the error for a name that is neither of the config's evaluators nor of their kinds."""
+    """Makes the error for a name that is neither an evaluator of the config nor a known kind."""
     error = unknown("evaluator in --evals", name, list({*there, *EVALUATORS}))
     return UserError(f"{error}. Those of the config are {', '.join(there)}, the others are kinds")
 
@@ -63,7 +63,7 @@ def unknown_evaluator(name: str, there: list[str]) -> UserError:
 def _evaluator(
     name: str, section: Mapping[str, Any], objective: Objective, process: Any, network: Network
 ) -> Any:
-    """Builds an evaluator with the bound that its section names, if it reports one."""
+    """Builds an evaluator, with the bound of its section if it reports one."""
     path, supplied = f"evals.{name}", {}
     if "objective" in arguments_of(path, section["name"]):
         asked = section.get("objective", {"name": "auto"})
@@ -76,9 +76,9 @@ def _evaluator(
 
 
 def readers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Builds the evaluators that read data, by name, without their bounds: they do not run.
+    """Builds the evaluators that read data, by name, to open their data. They have no bounds.
 
-    Those with sets of their own are left out if they run neither while training nor at its end.
+    Evaluators with their own data sets are omitted if they run neither during nor after training.
     """
     found = {}
     for name, section in config["evals"].items():
@@ -91,13 +91,13 @@ def readers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sizes_of_all(suite: Suite, names: Iterable[str]) -> dict[tuple[str, str], SplitSize]:
-    """Returns what `suite.sizes` does; one UserError for all evaluators whose data are missing."""
+    """Returns the result of `suite.sizes`; one UserError for all evaluators with missing data."""
     each = all_of(*(partial(suite.sizes, [name]) for name in names))
     return {split: size for sizes in each for split, size in sizes.items()}
 
 
 def _made(path: str, section: Mapping[str, Any], supplied: Mapping[str, Any]) -> Any:
-    """Builds an evaluator; its errors begin with the full key."""
+    """Builds an evaluator; its error messages begin with the full key."""
     try:
         return build_section(path, section, **supplied)
     except UserError as error:
@@ -106,11 +106,11 @@ def _made(path: str, section: Mapping[str, Any], supplied: Mapping[str, Any]) ->
 
 
 def named(path: str, asked: Mapping[str, Any], objective: Objective) -> Objective:
-    """Builds the bound that a section names, for a model trained with `objective`.
+    """Builds the bound of a section, for a model trained with `objective`.
 
-    A bound by blocks that names no size takes the trained one: a model that draws blocks of 8 has
-    no likelihood by blocks of 4. So does the share of diffusion of Eso-LM. Other options that are
-    not named are those of `for_evaluation`, which may also be of another class.
+    The block size, and the fraction of diffusion of Eso-LM, default to those of training: a model
+    that samples blocks of 8 has no likelihood by blocks of 4. Other options default to those of
+    `for_evaluation`, which may also be of another class.
     """
     asked = {**trained_options(OBJECTIVES.get(asked["name"]), objective), **asked}
     found = build_section(path, asked)
@@ -123,19 +123,19 @@ def named(path: str, asked: Mapping[str, Any], objective: Objective) -> Objectiv
 
 
 def tightest(path: str, objective: Objective, process: Any, network: Network) -> Objective:
-    """Returns the bound that `auto` stands for; the training objective if it is of that class.
+    """Returns the bound that `auto` selects; the training objective if it has the same class.
 
-    An objective with `for_evaluation` is replaced by it: the bound of the same model with the least
-    noise, also where the loss is none. Bounds by blocks have the size that was trained, and
-    `every_order` and `eso_orders` keep their options. A process for which BOUNDS has nothing is
-    evaluated with the training objective; UserError if that is no bound.
+    An objective with `for_evaluation` is replaced by it: the bound of the same model with the
+    smallest variance, even if the loss itself is not a bound. Bounds by blocks use the block size
+    of training, and `every_order` and `eso_orders` keep their options. A process without an entry
+    in BOUNDS is evaluated with the training objective; UserError if that is not a bound.
     """
     is_bound = isinstance(process, objective.needs.processes) and objective.is_bound(process)
     if isinstance(objective, BlockDiffusion):
         return objective.for_evaluation()
     if isinstance(objective, EveryOrder | EsoOrders):
         return objective
-    if isinstance(objective, Eso):  # whose network reads in an order, as no other bound asks it
+    if isinstance(objective, Eso):  # no other bound reads tokens in an order
         return objective.for_evaluation()
     block = getattr(objective, "block", 0)
     if block and isinstance(process, RevealsMasks):  # the network saw no whole text of masks
@@ -156,7 +156,7 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
 
 
 def trained_options(kind: Any, objective: Objective) -> dict[str, Any]:
-    """Returns what a bound or a sampler of a class takes from training: those of TRAINED."""
+    """Returns the options of TRAINED that a bound or a sampler of this class inherits."""
     block, share = getattr(objective, "block", 0), getattr(objective, "alpha_0", None)
     found = {"block": block or None, "alpha_0": share}
     return {key: found[key] for key in TRAINED if found[key] is not None and hasattr(kind, key)}
@@ -164,13 +164,13 @@ def trained_options(kind: Any, objective: Objective) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def with_keys_of(evaluation: str, evals: Mapping[str, Any]) -> Iterator[None]:
-    """Lets errors about the objective of an evaluator name the keys of evals.EVALUATION.objective.
+    """Makes errors about an evaluator's objective name the keys of evals.EVALUATION.objective.
 
-    evaluation  its name; '' for the objective of the training
+    evaluation  name of the evaluator; '' for the training objective
     evals       sections by name
 
-    An objective calls its own keys objective.KEY. So they stay where they are of the training: if
-    the section names no objective, and for keys of `TRAINED` that it does not give.
+    The messages of an objective name its keys objective.KEY. They remain so if the value comes from
+    training: if the section names no objective, and for keys of `TRAINED` that it does not set.
     """
     section = evals.get(evaluation, {}).get("objective", {})
 
@@ -187,7 +187,7 @@ def with_keys_of(evaluation: str, evals: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _suits(needs: Needs, process: Any, network: Network) -> bool:
-    """Returns whether a bound is defined for the process and suits network.causal."""
+    """Returns whether a bound is defined for the process and compatible with network.causal."""
     own = getattr(process, "parametrisation", None)
     allowed = needs.parametrisations is None or own is None or own in needs.parametrisations
     return isinstance(process, needs.processes) and needs.causal == network.causal and allowed

@@ -1,4 +1,4 @@
-"""Config files: Python files with a function get_config, those of the package by their names."""
+"""Config files: Python files with a function get_config, found by path or by shipped name."""
 
 import contextlib
 import difflib
@@ -19,7 +19,7 @@ from md4_jax.config.values import spelled
 from md4_jax.protocols import UserError
 from md4_jax.runtime.commit import PACKAGE_ROOT
 
-# Configs of the package: inside it where it is installed, beside it in a checkout.
+# Configs of the package: inside an installed package, beside it in a checkout.
 INSTALLED = Path(md4_jax.__file__).resolve().parent / "configs"
 CONFIGS = INSTALLED if INSTALLED.is_dir() else PACKAGE_ROOT / "configs"
 
@@ -27,8 +27,8 @@ CONFIGS = INSTALLED if INSTALLED.is_dir() else PACKAGE_ROOT / "configs"
 def load(path: str) -> dict[str, Any]:
     """Returns the dict of get_config() in FILE, or of get_config(ARG) for FILE:ARG.
 
-    FILE may be the name of a config of the package, such as quickstart. UserError if it cannot be
-    made. If the file has a dict FAMILIES, its keys are the known ARGs.
+    FILE may be the name of a shipped config, such as quickstart. If the file has a dict FAMILIES,
+    its keys are the known ARGs. UserError if the config cannot be loaded.
     """
     name, _, argument = path.partition(":")
     file = _found(name)
@@ -60,14 +60,14 @@ def load(path: str) -> dict[str, Any]:
 
 
 def shipped(name: str) -> Any:
-    """Returns the module of a config of the package."""
+    """Returns the module of a shipped config."""
     file = CONFIGS / f"{name}.py"
     with _importable(file):
         return _executed(file)
 
 
 def _found(name: str) -> Path:
-    """Returns the file, or that of the package with this name, with or without configs/ and .py."""
+    """Returns the path of a file or shipped config; configs/ and .py may be omitted."""
     file = Path(name)
     own = CONFIGS / f"{file.stem}.py"
     is_name = file.suffix in ("", ".py") and str(file.parent) in (".", CONFIGS.name)
@@ -76,9 +76,9 @@ def _found(name: str) -> Path:
 
 @contextlib.contextmanager
 def _importable(file: Path) -> Iterator[None]:
-    """Lets `from configs import ...` find the folder of the file, and that of the package.
+    """Makes `from configs import ...` find the folder of the file and that of the package.
 
-    Files beside it are found too, by `import NAME`, but hide no other module of their name.
+    Files beside it can be imported by `import NAME`, but do not shadow other modules.
     """
     folder = file.resolve().parent
     roots, beside = [str(folder.parent), str(CONFIGS.parent)], str(folder)
@@ -99,16 +99,16 @@ def _executed(file: Path) -> Any:
 
 
 def _line(file: Path, error: Exception) -> str:
-    """Names the line of the file at which it failed; '' if the error says so itself."""
+    """Names the line of the file that raised the error; '' if the message already names it."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == file.absolute()]
     return f", line {lines[-1]}" if lines else ""
 
 
 def _of_config(error: Exception) -> str:
-    """Says as the command line does what a ConfigDict does not have or take; '' if it is no such.
+    """Rewords an error of ConfigDict as the command line would; '' for any other error.
 
-    It raises its own errors: of a name that it lacks, and of a value of another type.
+    ConfigDict raises errors for an unknown key and for a value of another type.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     section = frames[-1][0].f_locals.get("self") if frames else None

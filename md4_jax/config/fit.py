@@ -1,4 +1,4 @@
-"""Checks that an objective or a sampler fits a process and a network, by what it `needs`."""
+"""Checks that the `needs` of an objective or a sampler match the process and the network."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from md4_jax.networks.ordered import FITTING as ORDERED
 from md4_jax.processes.lengths import ResizesMasks
 from md4_jax.protocols import UserError
 
-# Keys of a network that works block by block, and why other values do not.
+# Keys of a network that works block by block, and the reasons against other values.
 BLOCKWISE = {"local_width": 0, "tables": 0, "causal": False, "gaps": False}
 REASONS = {
     "local_width": "a convolution would cross the borders of blocks",
@@ -20,7 +20,7 @@ REASONS = {
 
 
 class Component(NamedTuple):
-    """Objective or sampler that process and network must suit: config key, name and object."""
+    """Objective or sampler to compare with process and network: config key, name and object."""
 
     key: str
     name: str
@@ -28,7 +28,7 @@ class Component(NamedTuple):
 
 
 def objective_name(objective: Any) -> str:
-    """Returns the name of an objective in a config, also of one that `auto` chose."""
+    """Returns the name of an objective in a config, also if `auto` selected it."""
     names = {cls: name for name, cls in REGISTRIES["objective"].items()}
     kind = type(objective)
     return names.get(kind, f"{kind.__module__}:{kind.__qualname__}")
@@ -96,7 +96,7 @@ def check_fit(experiment: Experiment, part: Component) -> None:
 
 
 def _check_blocks(experiment: Experiment, part: Component) -> None:
-    """Raises UserError if only one of network and objective works block by block, where both must.
+    """Raises UserError if only one of network and objective works block by block.
 
     Without blocks the encoder of a network is not used.
     """
@@ -112,7 +112,7 @@ def _check_blocks(experiment: Experiment, part: Component) -> None:
 
 
 def _check_kind(experiment: Experiment, classifies: bool, said: str) -> None:
-    """Raises UserError for a classifier where tokens are predicted, and the other way round."""
+    """Raises UserError for a classifier with a token objective, and vice versa."""
     if classifies == experiment.network.classifies:
         return
     needed = "a network that predicts tokens"
@@ -123,10 +123,10 @@ def _check_kind(experiment: Experiment, classifies: bool, said: str) -> None:
 
 
 def check_order(experiment: Experiment, part: Component) -> None:
-    """Raises UserError for a sampler or a bound that asks a network otherwise than it has learned.
+    """Raises UserError if a sampler or bound uses the network differently from its training.
 
-    A network that was trained on tokens in an order gives no useful predictions of whole texts, nor
-    the other way round.
+    A network that was trained on tokens in an order makes no useful predictions from whole texts,
+    and vice versa.
     """
     trained = experiment.objective.needs.ordered
     if part.value.needs.ordered == trained:
@@ -148,7 +148,7 @@ def check_order(experiment: Experiment, part: Component) -> None:
 def _check_resizing(experiment: Experiment, part: Component) -> None:
     """Raises UserError if only one of a sampler and a process changes the length of texts.
 
-    A bound, which draws nothing, may take such a process at one length.
+    A bound generates nothing, so it may use such a process at a fixed length.
     """
     network, said = experiment.network, f"{part.key}.name={part.name!r}"
     if not part.value.needs.hides:
@@ -168,7 +168,7 @@ def _check_resizing(experiment: Experiment, part: Component) -> None:
 
 
 def check_whole(experiment: Experiment, said: str, leave: str) -> None:
-    """Raises UserError for a model trained in blocks, which sample.block=0 does not change."""
+    """Raises UserError for a model trained block by block; sample.block=0 does not change that."""
     block = sample_block(experiment)
     if block and not experiment.sample.block:
         raise UserError(
@@ -178,7 +178,7 @@ def check_whole(experiment: Experiment, said: str, leave: str) -> None:
 
 
 def whole_blocks(network: Mapping[str, Any]) -> str:
-    """Returns what a config must change for a network that works block by block, and why."""
+    """Returns the config changes that a network block by block needs, with the reason."""
     wrong = [key for key, fits in BLOCKWISE.items() if network.get(key, fits) != fits]
     if not wrong:
         return "a network that works block by block, such as network.name='transformer'"
@@ -187,7 +187,7 @@ def whole_blocks(network: Mapping[str, Any]) -> str:
 
 
 def in_order(network: Mapping[str, Any]) -> str:
-    """Returns what a config must change for a network that reads tokens in an order."""
+    """Returns the config changes that a network needs to read tokens in an order."""
     fitting = {"time_conditioning": False, **ORDERED}
     wrong = [key for key, fits in fitting.items() if (network.get(key) or fits) != fits]
     asked = [f"network.{key}={fitting[key]!r}, not {network[key]!r}" for key in wrong]
@@ -212,9 +212,9 @@ def check_process(process: Any, name: str, part: Component) -> None:
 
 
 def _satisfying(part: Component) -> list[str]:
-    """Returns the names of registered processes that an objective or a sampler can take.
+    """Returns the names of registered processes that an objective or a sampler supports.
 
-    What resizes texts of masks is sampled by its own sampler alone.
+    Processes that resize texts of masks are supported only by their own sampler.
     """
     needs = part.value.needs
     samples = part.key == "sample" and not needs.hides

@@ -1,8 +1,8 @@
-"""Classes of other packages: package.module:attribute in place of a registered name.
+"""Classes of other packages: package.module:attribute instead of a registered name.
 
 Importing a module runs its code. A name that the user wrote, in a config file or on the command
-line, is imported. A name that comes from the files of a run is imported only if the user trusts
-its package: --trust PACKAGE. `allow` registers both for the process; nothing else is imported.
+line, is imported. A name from the files of a run is imported only if the user trusts its package
+with --trust PACKAGE. `allow` registers both for the process; nothing else is imported.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ def names_in(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def load(name: str) -> type:
-    """Imports the class of a name; NotTrusted if it must not, UserError if it cannot be."""
+    """Imports the class of a name; NotTrusted if it is not allowed, UserError if that fails."""
     module_name, _, attribute = name.partition(":")
     package = module_name.partition(".")[0]
     if not {name, package} & _allowed:
@@ -105,7 +105,7 @@ def _module(name: str, module_name: str) -> Any:
 
 
 def check_contract(kind: str, key: str, cls: type) -> None:
-    """Raises UserError, with the missing attributes, if a class does not fit its section."""
+    """Raises UserError, with the missing attributes, if a class does not fit the section."""
     has = {field.name for field in dataclasses.fields(cls)}
     has |= {word for base in cls.__mro__ for word in vars(base)}
     missing = [word for word in CONTRACTS[kind] if word not in has]

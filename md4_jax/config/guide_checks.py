@@ -1,4 +1,4 @@
-"""Checks of classifiers, and of samples that one of them guides."""
+"""Checks of classifiers and of classifier guidance."""
 
 from md4_jax.config.fit import check_whole
 from md4_jax.evals import EVALUATORS
@@ -11,12 +11,12 @@ from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.jumps import Euler, TauLeaping
 from md4_jax.samplers.orders import AnyOrder, FirstHitting
 
-# Samplers whose steps are made of what a classifier changes.
+# Samplers that classifier guidance supports.
 GUIDED = (Ancestral, Euler, TauLeaping, FirstHitting, AnyOrder)
 
 
 def check_classifier(experiment: Experiment) -> None:
-    """Raises UserError for what a classifier cannot do: it predicts no tokens."""
+    """Raises UserError for settings that a classifier, which predicts no tokens, cannot have."""
     if not experiment.network.classifies:
         return
     own = {cls: name for name, cls in EVALUATORS.items()}
@@ -37,7 +37,7 @@ def check_classifier(experiment: Experiment) -> None:
 
 
 def check_guide(experiment: Experiment) -> None:
-    """Raises UserError for samples that a classifier cannot guide."""
+    """Raises UserError for sampling settings that classifier guidance does not support."""
     guide, options = experiment.guide, experiment.sample
     if guide is None:
         return
@@ -72,7 +72,7 @@ def check_guide(experiment: Experiment) -> None:
 
 
 def _reward(experiment: Experiment) -> str:
-    """Returns the name of the reward that steers samples, or from which a model learns."""
+    """Returns the name of the reward that steers samples or trains the model."""
     if experiment.steering is None and experiment.rewarded is None:
         return "none"
     return experiment.config["sample"]["reward"]["name"]

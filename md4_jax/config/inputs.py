@@ -33,10 +33,10 @@ PUBLISHED = "; --mode import --from FOLDER (or hf:USER/NAME) makes a run of a pu
 
 
 def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple[Domain, Any]:
-    """Returns (domain, source): the run's own domain, or one of a tokenizer that learns from it.
+    """Returns (domain, source): the run's stored domain, or one that is fitted to the source.
 
-    A new run of text that starts from another (train.initial) by the same tokenizer section takes
-    that run's tokenizer, whose symbols its parameters know. UserError if there is no such run.
+    A new run on text with train.initial and the same tokenizer section takes the tokenizer of the
+    initial run, because the parameters were trained with its symbols. UserError without such a run.
     """
     length = options_from(DataOptions, config["data"]).length
     begins = workdir is not None and not (workdir / DOMAIN_FILE).exists()
@@ -61,7 +61,7 @@ def _with_chat(domain: Domain, chat: Chat | None) -> Domain:
 
 
 def _tokenizer_of_initial(config: Mapping[str, Any]) -> Any:
-    """Returns the tokenizer of train.initial; None without one, or if the sections differ."""
+    """Returns the tokenizer of train.initial; None if it has none or the sections differ."""
     directory = _initial(config)
     if directory is None:
         return None
@@ -73,13 +73,13 @@ def _tokenizer_of_initial(config: Mapping[str, Any]) -> Any:
 
 
 def _initial(config: Mapping[str, Any]) -> Place | None:
-    """Returns the directory of the run train.initial; None without one."""
+    """Returns the directory of the run train.initial; None if it is empty."""
     asked = config.get("train", {}).get("initial")
     return checkpoint_of(place(asked, "train.initial"))[0] if asked else None
 
 
 def checkpoint_of(path: Place) -> tuple[Place, str]:
-    """Splits RUN/checkpoints/STEP into (RUN, STEP); of RUN alone it is the newest."""
+    """Splits RUN/checkpoints/STEP into (RUN, STEP); for RUN alone, STEP is the newest."""
     if path.parent.name == "checkpoints" and path.name.isdecimal():
         return path.parent.parent, path.name
     return path, "newest"
@@ -88,9 +88,9 @@ def checkpoint_of(path: Place) -> tuple[Place, str]:
 def corpora(
     config: Mapping[str, Any], domain: Domain, run: Corpus | None = None
 ) -> Callable[[Mapping[str, Any]], Corpus]:
-    """Returns a function: changes of the `data` section -> the corpus, in the run's domain.
+    """Returns a function (changes of the `data` section) -> corpus in the run's domain.
 
-    run: the corpus without changes, if it is made already. Each corpus is made once.
+    run: the corpus without changes, if it already exists. Each corpus is made once.
     """
     made: list[tuple[dict, Corpus]] = [] if run is None else [({}, run)]
 
@@ -117,7 +117,7 @@ def _corpus(section: Mapping[str, Any], domain: Domain) -> Corpus:
 
 
 def _source(section: Mapping[str, Any], chat: Chat | None) -> Any:
-    """Makes the source of a section; its conversations, if it has any, are written by `chat`."""
+    """Makes the source of a section; `chat` formats its conversations, if it has any."""
     if section.get("parts"):
         own = {key: value for key, value in section.items() if key != "parts"}
         return build_section("data", own, parts=_parts(section, chat))
@@ -135,7 +135,7 @@ def _source(section: Mapping[str, Any], chat: Chat | None) -> Any:
 
 @contextlib.contextmanager
 def as_before(kept: Mapping[str, Any] | None, workdir: Place) -> Iterator[None]:
-    """Adds to a UserError about the data what to do if a run in workdir began with other data.
+    """Adds advice to a UserError about the data if the run in workdir began with other data.
 
     kept: the config of that run; None for a new one
     """
@@ -154,9 +154,10 @@ def as_before(kept: Mapping[str, Any] | None, workdir: Place) -> Iterator[None]:
 def evaluators_by_age(
     kept: Mapping[str, Any] | None, asked: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """Returns the evaluators that read data as they did when a run began, and the others, by name.
+    """Returns names of evaluators: (those with the same data as when the run began, the others).
 
-    kept: the config of that run; None for a new one. Those of the run's own data are never new.
+    kept: the config of that run; None for a new one. Evaluators on the run's own data are never
+    new.
     """
     before, new = (kept or {}).get("evals", {}), []
     for name, section in asked["evals"].items():
@@ -167,7 +168,7 @@ def evaluators_by_age(
 
 
 def warnings(corpus: Corpus) -> tuple[str, ...]:
-    """Returns what a user should know about the data: sentences of the source and of its size."""
+    """Returns warnings about the data: sentences about the source and its size."""
     found = corpus.warnings
     if corpus.domain.vocab_size > 1:
         return found
@@ -175,7 +176,7 @@ def warnings(corpus: Corpus) -> tuple[str, ...]:
 
 
 def check_files(section: Mapping[str, Any], chat: Chat | None) -> None:
-    """Reads the first training text of each part that is of files; UserError for what is amiss."""
+    """Reads the first training text of each part that reads files; UserError if that fails."""
     of_all = dataclasses.asdict(options_from(DataOptions, section))
     for part in section.get("parts", {}).values() or [section]:
         if part["name"] == "text":
@@ -183,10 +184,10 @@ def check_files(section: Mapping[str, Any], chat: Chat | None) -> None:
 
 
 def _parts(section: Mapping[str, Any], chat: Chat | None) -> dict[str, Part]:
-    """Makes the sources of a mixture, which share the keys that every source has."""
+    """Makes the sources of a mixture; they share the keys that every source has."""
     of_all = dataclasses.asdict(options_from(DataOptions, section))
     found = {}
-    for name, own in sorted(section["parts"].items()):  # whatever their order in a file
+    for name, own in sorted(section["parts"].items()):  # whatever their order in a config
         try:
             found[name] = Part(_source({**of_all, **own}, chat), own.get("weight", 1.0))
         except UserError as error:
@@ -195,7 +196,7 @@ def _parts(section: Mapping[str, Any], chat: Chat | None) -> dict[str, Part]:
 
 
 def random_tokens(config: Mapping[str, Any], section: str) -> RandomTokens | None:
-    """Makes the domain that bench.random_tokens or plan.random_tokens ask for; None if they do not.
+    """Makes the domain for bench.random_tokens or plan.random_tokens; None if it is not set.
 
     Sequences are images if the network reads images.
     """

@@ -1,4 +1,4 @@
-"""Models that judge what a run samples: the run itself, other runs, and models that are no runs."""
+"""Models that judge the samples of a run: the run itself, other runs, and foreign models."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -17,11 +17,11 @@ from md4_jax.runtime.paths import place
 
 
 class Foreign(NamedTuple):
-    """Reads models that are no runs; both functions return None for a source that names none.
+    """Reads models that are not runs; both functions return None if the source is not such a model.
 
     read       (key, source, section `mesh`) -> (experiment, params, whether this package trained
                it)
-    is_causal  (key, source) -> whether the network is causal; it reads no parameters
+    is_causal  (key, source) -> whether the network is causal, without reading its parameters
     """
 
     read: Callable[[str, str, Mapping[str, Any]], tuple[Experiment, Params, bool] | None]
@@ -31,8 +31,8 @@ class Foreign(NamedTuple):
 def judge_of(experiment: Experiment) -> Judge | None:
     """Returns params -> (experiment, params) of the judge of samples; None without a judge.
 
-    Another run keeps its network, process and bound; mesh, draws and batch size are this run's.
-    UserError if there is no such run, or if it has another tokenizer or other classes.
+    Another run keeps its network, process and bound; mesh, draws and batch size are those of this
+    run. UserError if there is no such run, or if its tokenizer or classes differ.
     """
     asked = experiment.sample.judge
     if not asked:
@@ -48,7 +48,7 @@ def judge_of(experiment: Experiment) -> Judge | None:
 
 
 def _check_classes(experiment: Experiment, judge: Experiment) -> None:
-    """Raises UserError if classes of samples are others for the judge; it may have no classes."""
+    """Raises UserError if the judge has classes and they differ from those of the samples."""
     label, judge_name = experiment.sample.label, experiment.sample.judge
     own, its = (e.config["network"].get("classes", 0) for e in (experiment, judge))
     if (label >= 0 or drawn_classes(experiment)) and its not in (0, own):
@@ -66,10 +66,10 @@ def _check_classes(experiment: Experiment, judge: Experiment) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Others:
-    """Reads other models, with any tokenizer. UserError, which names the key, if there is none.
+    """Reads other models, with any tokenizer. If a model is missing, a UserError names the key.
 
-    experiment  whose mesh, draws and batch size they get
-    foreign     reads models that are no runs; None: only runs are known
+    experiment  experiment with the mesh, draws and batch size to use
+    foreign     reads models that are not runs; None: only runs are read
     """
 
     experiment: Experiment
@@ -85,7 +85,7 @@ class Others:
         return other, averaged(other, directory)[1], True
 
     def is_causal(self, key: str, asked: str) -> bool:
-        """Returns whether a directory's network is causal, without reading its parameters."""
+        """Returns whether the network in a directory is causal, without reading its parameters."""
         found = self.foreign.is_causal(key, asked) if self.foreign else None
         if found is not None:
             return found
@@ -94,15 +94,15 @@ class Others:
 
 
 def with_guide(experiment: Experiment, foreign: Foreign | None) -> Experiment:
-    """Returns the experiment with the classifier of its samples read, if they have one."""
+    """Returns the experiment after loading the classifier that guides its samples, if any."""
     return guides.opened(experiment, Others(experiment, foreign), {})
 
 
 def says_causal(key: str, asked: str, section: Mapping[str, Any]) -> bool:
-    """Returns whether a judge's section `network` is one of a causal network.
+    """Returns whether a judge's section `network` describes a causal network.
 
-    True also for a network of the user's own whose section does not say so. UserError for one that
-    knows no text without a class: what it judges has none.
+    Also True for a network of another package if its section does not say. UserError for a network
+    that always needs a class, because the judged texts have none.
     """
     if section.get("classes", 0) and not section.get("label_dropout", 0.0):
         raise UserError(

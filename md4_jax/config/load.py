@@ -18,15 +18,15 @@ from md4_jax.runtime import paths
 from md4_jax.runtime.commit import commit
 
 FILE = "config.json"
-# Where the data lies; whether it is the same data is checked by its tokens.
+# Location of the data; a check of the tokens tells whether it is the same data.
 PLACES = ("data.path", "data.data_dir", "data.chat_template", "tokenizer.path")
 # Keys that may change when a run is continued, because they do not change what is learned.
 FREE = ("audit.", "mesh.", "evals.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "plan.")
 FREE += ("train.seconds", "train.microbatches", "data.store", "data.keep_files")
 FREE += PLACES
-# Keys that may be others where a run is not trained on.
+# Keys that may also differ where a run is not trained further.
 OF_USE = ("network.parameters",)
-# Number of names that an error lists.
+# Largest number of names that an error lists.
 MOST_OWNERS, MOST_NAMED = 3, 5
 # Sections of an evaluator that the command line may add.
 OF_EVALUATORS = ("data", "objective", "features")
@@ -37,11 +37,11 @@ def override(
     assignments: Mapping[str, str],
     type_of: Callable[[str, str, str], Any],
 ) -> None:
-    """Sets each 'section.key' in place to its text, parsed as the type of the old value.
+    """Sets each 'section.key' in place, parsing its text as the type of the old value.
 
-    Without an old value, type_of(section, name, key) says whether it is text; it is None for a key
-    that the class of that name does not take. Names are set first, and drop such keys.
-    `evals.NAME.name` adds an evaluator.
+    Without an old value, type_of(section, name, key) gives the type; it is None for a key that the
+    class of that name does not have. Names are set first and drop such keys. `evals.NAME.name` adds
+    an evaluator.
     """
     in_order = sorted(assignments.items(), key=lambda item: _order(item[0]))
     all_of(*(partial(_set, config, *item, type_of) for item in in_order))
@@ -75,7 +75,7 @@ def _order(dotted: str) -> tuple[bool, int]:
 
 
 def _section(config: dict[str, Any], parents: list[str], key: str) -> dict[str, Any]:
-    """Returns the section of a key, adding it if it may be; UserError if there is none."""
+    """Returns the section of a key, adding it where that is allowed; else UserError."""
     section = config
     for depth, parent in enumerate(parents):
         if _may_be_new(parents, depth, key):
@@ -101,11 +101,11 @@ def _may_be_new(parents: list[str], depth: int, key: str) -> bool:
     """Returns whether the command line may add the section parents[depth]."""
     if parents[0] == "evals" and depth == 2:
         return parents[2] in OF_EVALUATORS
-    if parents == ["sample", "reward"]:  # which older runs lack
+    if parents == ["sample", "reward"]:  # older runs lack it
         return depth == 1
     if parents == ["process", "insertion"]:  # the second schedule of process.name=insertion
         return (depth, key) == (1, "name")
-    if parents[:2] == ["data", "parts"]:  # of a mixture
+    if parents[:2] == ["data", "parts"]:  # parts of a mixture
         return depth > 0 and (len(parents), key) == (3, "name")
     return (parents[0], depth, len(parents), key) == ("evals", 1, 2, "name")
 
@@ -120,7 +120,7 @@ def sections(config: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def merged(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `data` section with changes; another `name` drops keys of the old source."""
+    """Returns the `data` section with changes; a new `name` drops the keys of the old source."""
     if changes.get("name", section["name"]) == section["name"]:
         return {**section, **changes}
     of_all = {field.name for field in dataclasses.fields(DataOptions)}
@@ -130,9 +130,9 @@ def merged(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 def unknown(
     what: str, name: str, known: list[str], choice: str = "", owners: Sequence[str] = ()
 ) -> UserError:
-    """Makes the error for an unknown name, which lists the known ones and suggests one.
+    """Makes the error for an unknown name; it lists the known names and suggests one.
 
-    owners: values of the key `choice` with which the name would be known
+    owners: values of the key `choice` that have the name
     """
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
@@ -164,9 +164,9 @@ def store(workdir: paths.Place, config: Mapping[str, Any]) -> None:
 
 
 def stored(workdir: paths.Place, *, may_be_empty: bool = False) -> dict[str, Any] | None:
-    """Returns the config of a run directory, with today's key names; None for a new directory.
+    """Returns the config of a run directory, with current key names; None for a new directory.
 
-    may_be_empty: None also for a file without content, which is written anew then. UserError if
+    may_be_empty: also return None for an empty file, which the caller then rewrites. UserError if
     this package did not write it.
     """
     file = workdir / FILE
@@ -195,10 +195,10 @@ def stored(workdir: paths.Place, *, may_be_empty: bool = False) -> dict[str, Any
 
 
 def check_one(folder: paths.Place) -> None:
-    """Raises UserError for a folder of runs, which is none itself."""
+    """Raises UserError for a folder that contains runs but is not a run itself."""
     try:
         below = sorted(folder.iterdir()) if folder.is_dir() else []
-    except OSError:  # it may be entered, but not listed
+    except OSError:  # the folder may be entered but not listed
         return
     runs = [run.name for run in below if (run / FILE).exists() and (run / "checkpoints").exists()]
     if runs:
@@ -207,9 +207,9 @@ def check_one(folder: paths.Place) -> None:
 
 
 def missing(workdir: paths.Place | None) -> UserError:
-    """Makes the error for a command without --config whose --workdir holds no run.
+    """Makes the error for a command without --config if --workdir holds no run.
 
-    UserError with a better advice for a folder of runs, and for a checkpoint of one.
+    The advice is more specific for a folder of runs, and for a checkpoint of a run.
     """
     where = "no --workdir of a run"
     if workdir is not None:
@@ -241,12 +241,12 @@ def check_same(
     workdir: paths.Place,
     free: tuple[str, ...] = (),
 ) -> None:
-    """Raises UserError, which lists all keys with other values, unless two configs agree.
+    """Raises UserError if two configs differ; it lists all keys that do.
 
-    A key that the run's version did not have may be ''. With a constant learning rate
-    train.num_steps may change: no earlier step depends on it.
+    A key that did not exist when the run began may be ''. With a constant learning rate,
+    train.num_steps may change, because no earlier step depends on it.
 
-    free: keys that may differ besides FREE; the name of the optimizer may not
+    free: keys that may differ in addition to FREE; the name of the optimizer may not
     """
     before, after = (added(config) | dict(flatten(config)) for config in (old, new))
     missing = object()
@@ -282,14 +282,14 @@ def check_same(
 
 
 def moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Returns whether the data lies in another place than when the run began."""
+    """Returns whether the location of the data has changed since the run began."""
     before, after = dict(flatten(old)), dict(flatten(new))
     places = [key for key in before.keys() | after.keys() if _of_all(key) in PLACES]
     return any(before.get(key) != after.get(key) for key in places)
 
 
 def is_place(key: str) -> bool:
-    """Returns whether a key says where data are kept, which machines may do in different places."""
+    """Returns whether a key is a location of data, which may differ between machines."""
     name = _of_all(re.sub(r"^evals\.\w+\.(data\.)?", "data.", key))
     return name in (*PLACES, "data.store")
 

@@ -1,4 +1,4 @@
-"""Checks that the devices of the mesh can share what is computed."""
+"""Checks that batches and sequences can be split over the devices of the mesh."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from md4_jax.runtime.sharding import batch_shards
 
 
 def check_batches(experiment: Experiment) -> None:
-    """Raises UserError if the devices cannot share a training batch."""
+    """Raises UserError if a training batch cannot be split over the devices."""
     shards, mesh = _shards(experiment)
-    parts = max(1, experiment.train.microbatches) * shards  # 0 divides whatever the batch is
+    parts = max(1, experiment.train.microbatches) * shards  # 0 means one
     if experiment.train.batch_size % parts:
         raise UserError(
             f"train.batch_size={experiment.train.batch_size} must be divisible by "
@@ -20,7 +20,7 @@ def check_batches(experiment: Experiment) -> None:
 
 
 def check_context(experiment: Experiment) -> None:
-    """Raises UserError if the devices cannot share a sequence."""
+    """Raises UserError if a sequence cannot be split over the devices."""
     parts, length = experiment.mesh.shape["context"], experiment.data.length
     if parts > 1 and not experiment.network.splits:
         raise UserError(
@@ -36,7 +36,7 @@ def check_context(experiment: Experiment) -> None:
 
 
 def check_bound_batch(experiment: Experiment, name: str, evaluator: Any) -> None:
-    """Raises UserError if the devices cannot share a batch of an evaluator."""
+    """Raises UserError if a batch of an evaluator cannot be split over the devices."""
     shards, mesh = _shards(experiment)
     if evaluator.sequences(experiment) % shards:
         raise UserError(
@@ -46,6 +46,6 @@ def check_bound_batch(experiment: Experiment, name: str, evaluator: Any) -> None
 
 
 def _shards(experiment: Experiment) -> tuple[int, str]:
-    """Returns into how many parts a batch is split, and the mesh as 4x2x1x1."""
+    """Returns (number of parts of a batch, mesh as text such as 4x2x1x1)."""
     mesh = "x".join(str(size) for size in experiment.mesh.shape.values())
     return batch_shards(experiment.mesh), mesh

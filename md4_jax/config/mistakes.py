@@ -7,7 +7,7 @@ from typing import TypeVar
 from md4_jax.protocols import UserError
 
 T = TypeVar("T")
-# What to do about data that are not those of a run.
+# Advice for data that differ from those of a run.
 ELSEWHERE = (
     "To evaluate this run on another text name it as an evaluator's data: --mode eval --evals "
     "other --config.evals.other.name=likelihood --config.evals.other.split=all "
@@ -25,10 +25,10 @@ class Mistakes(UserError):
 
 
 def all_of(*calls: Callable[[], T]) -> list[T]:
-    """Makes all calls and returns their results; UserError if any of them raises one.
+    """Makes all calls and returns their results; UserError if any call raises one.
 
-    A single error is raised as it is. Of several, Mistakes has the different messages. No call may
-    rely on what another one has found to be in order.
+    A single error is raised unchanged. Several are raised as Mistakes with the distinct messages.
+    No call may rely on the checks of another one.
     """
     results, errors = [], []
     for call in calls:
@@ -46,7 +46,7 @@ def all_of(*calls: Callable[[], T]) -> list[T]:
 
 
 def told_by(call: Callable[[], object]) -> tuple[str, ...]:
-    """Returns the text of each mistake that a call raises."""
+    """Returns the message of each mistake that a call raises."""
     try:
         call()
     except UserError as error:
@@ -55,7 +55,7 @@ def told_by(call: Callable[[], object]) -> tuple[str, ...]:
 
 
 def raise_all(texts: Sequence[str]) -> None:
-    """Raises one UserError that has all texts; nothing if there are none."""
+    """Raises one UserError with all texts; does nothing if there are none."""
     if texts:
         raise Mistakes(tuple(texts)) if len(texts) > 1 else UserError(texts[0])
 

@@ -1,11 +1,11 @@
-"""Keys that runs of older versions do not have, or have under other names."""
+"""Compatibility with runs of older versions: missing keys and renamed keys."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.protocols import UserError
 
-# Keys that older runs and short configs leave out -> their default.
+# Keys that older runs and short configs omit -> their default.
 ADDED = {
     "data.chat_template": "",
     "data.detokenise": "",
@@ -73,7 +73,7 @@ ADDED = {
     "optim.decayed": "matrices",
     "process.conditioning": "time",
 }
-# Defaults of networks that have others: name -> those keys of ADDED.
+# Networks with other defaults: name -> those keys of ADDED.
 OF_NETWORKS = {
     "dit": {"network.rotary_base": 100.0, "network.embedding": 32},
     "dit_classifier": {"network.rotary_base": 100.0, "network.embedding": 32},

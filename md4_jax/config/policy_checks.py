@@ -1,4 +1,4 @@
-"""Checks of objectives that learn from rewards of samples, or from better and worse answers."""
+"""Checks of objectives that learn from rewards or from preferences."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from md4_jax.experiment import Experiment, has_rows
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import batch_shards
 
-# Keys of the section `sample` that do not change what is drawn in training.
+# Keys of the section `sample` that do not affect the samples drawn in training.
 OF_SAMPLES = (
     "num", "batch_size", "seed", "trace", "judge", "prompt", "suffix", "template", "templates",
     "blank",
@@ -18,7 +18,7 @@ OF_SAMPLES = (
 
 
 def check_policy(experiment: Experiment, kept: Mapping[str, Any] | None = None) -> None:
-    """Raises UserError for what cannot learn from the rewards of samples that are drawn for it.
+    """Raises UserError for settings that cannot learn from the rewards of samples.
 
     kept: config with which the run began, if it is resumed
     """
@@ -65,7 +65,7 @@ def check_policy(experiment: Experiment, kept: Mapping[str, Any] | None = None) 
 
 
 def _check_resumed(experiment: Experiment, kept: Mapping[str, Any], said: str) -> None:
-    """Raises UserError if a run goes on with other samples or another reward."""
+    """Raises UserError if a resumed run has other sampling settings or another reward."""
     if "sample" not in kept:
         return
     before, after = (_of_samples(x["sample"]) for x in (kept, experiment.config))
@@ -81,7 +81,7 @@ def _check_resumed(experiment: Experiment, kept: Mapping[str, Any], said: str) -
 
 
 def _of_samples(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys of the section `sample` with defaults in place of those it leaves out."""
+    """Returns the keys of the section `sample`, with defaults for those that it omits."""
     reward = section.get("reward") or {"name": "none"}
     own = defaults_of("sample.reward", reward["name"]) | dict(flatten(reward))
     given = {key: value for key, value in section.items() if key != "reward"}
@@ -101,7 +101,7 @@ def _check_sizes(experiment: Experiment, said: str) -> None:
 
 
 def check_preferences(experiment: Experiment) -> None:
-    """Raises UserError if there are worse answers and nothing learns from them, or vice versa."""
+    """Raises UserError if only one of data and objective has rejected answers."""
     key, objective = experiment.config["data"].get("rejected_key", ""), experiment.objective
     said = f"objective.name={objective_name(objective)!r}"
     if objective.needs.preferences and not key:

@@ -1,4 +1,4 @@
-"""Averaged parameters of a run: to evaluate, to start another run, or to judge samples."""
+"""Averaged parameters of a run, for evaluation, for starting another run and for judging."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,13 +26,13 @@ from md4_jax.training.report import METRICS
 from md4_jax.training.trainable import joined, stored
 from md4_jax.training.writers import read_rows
 
-# Values of `sample` that read no file, for a run that only judges or begins another.
+# Values of `sample` that read no file, for a run that only judges or initialises another one.
 NO_FILES = {"templates": "", "inpaint": "", "image_from": "", "mask": "", "box": ""}
 NO_FILES |= {"judge": "", "classifier": ""}
 
 
 def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
-    """Returns (step, averaged parameters) of the checkpoint that eval.checkpoint names.
+    """Returns (step, averaged parameters) of the checkpoint in eval.checkpoint.
 
     UserError if there is none.
     """
@@ -53,7 +53,7 @@ def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
 
 
 def check_checkpoint(experiment: Experiment, workdir: Place) -> None:
-    """Raises UserError if a run does not hold the checkpoint that eval.checkpoint names."""
+    """Raises UserError if a run does not have the checkpoint in eval.checkpoint."""
     steps = read(experiment, workdir, Checkpoints.steps)
     if not steps:
         raise _no_checkpoint(workdir)
@@ -72,7 +72,7 @@ def _no_checkpoint(workdir: Place) -> UserError:
 def _asked_step(
     experiment: Experiment, workdir: Place, steps: list[int], asked: str | int = ""
 ) -> int | None:
-    """Returns the step that `asked` names, None for the newest; UserError without it.
+    """Returns the step of the checkpoint `asked`, None for the newest; UserError if it is missing.
 
     asked: "" for eval.checkpoint
     """
@@ -88,7 +88,7 @@ def _asked_step(
     if not experiment.checkpoint.best:
         raise without_best(key, steps)
     found = best(experiment, workdir, steps)
-    # On a shared disk the last rows may be there for the process that wrote them alone.
+    # On a shared disk, only the process that wrote the last rows may see them yet.
     step = max_over_processes(found.step if found and is_first() else 0)
     if not step:
         raise UserError(
@@ -99,7 +99,7 @@ def _asked_step(
 
 
 def decide_back(experiment: Experiment, workdir: Place, asked: str) -> None:
-    """Decides to return to the checkpoint that --back names; UserError if it is not there."""
+    """Records the return to the checkpoint of --back; UserError if it does not exist."""
     if back.is_done(workdir, asked, experiment.config["optim"]):
         return
 
@@ -115,9 +115,9 @@ def decide_back(experiment: Experiment, workdir: Place, asked: str) -> None:
 
 
 def check_steps(experiment: Experiment, workdir: Place, asked: str = "") -> None:
-    """Raises UserError if a run has already made more steps than train.num_steps.
+    """Raises UserError if a run is already beyond train.num_steps.
 
-    asked: checkpoint that --back names, which the run returns to first
+    asked: checkpoint of --back, to which the run returns first
     """
     steps = read(experiment, workdir, Checkpoints.steps) or []
     returns = asked and not back.is_done(workdir, asked, experiment.config["optim"])
@@ -131,9 +131,9 @@ def check_steps(experiment: Experiment, workdir: Place, asked: str = "") -> None
 
 
 def best(experiment: Experiment, workdir: Place, steps: list[int]) -> Best | None:
-    """Returns the best of the checkpoints of these steps; None without checkpoint.best or any.
+    """Returns the best checkpoint of these steps; None without checkpoint.best or without steps.
 
-    The evaluations while training are in metrics.jsonl.
+    Compares the evaluations during training, which are in metrics.jsonl.
     """
     if not experiment.checkpoint.best:
         return None
@@ -143,7 +143,7 @@ def best(experiment: Experiment, workdir: Place, steps: list[int]) -> Best | Non
 
 
 def best_line(experiment: Experiment, workdir: Place) -> str:
-    """Returns a line about the best checkpoint for the end of the summary, '' without one."""
+    """Returns the line of the summary about the best checkpoint, '' if there is none."""
     found = best(experiment, workdir, read(experiment, workdir, Checkpoints.steps) or [])
     if found is None:
         return ""
@@ -152,7 +152,7 @@ def best_line(experiment: Experiment, workdir: Place) -> str:
 
 
 def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
-    """Raises UserError if the run in workdir was trained on another text than the corpus."""
+    """Raises UserError if the run in workdir was trained on other text than the corpus."""
     host = read(experiment, workdir, Checkpoints.host)
     if host is None:
         return
@@ -168,7 +168,7 @@ def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
 
 
 def read(experiment: Experiment, workdir: Place, ask: Callable[[Checkpoints], Any]) -> Any:
-    """Returns ask(checkpoints of a run); None if it has no checkpoints."""
+    """Returns ask(checkpoints of the run); None if the run has no checkpoints."""
     directory = workdir / "checkpoints"
     if not directory.exists():
         return None
@@ -181,7 +181,7 @@ def read(experiment: Experiment, workdir: Place, ask: Callable[[Checkpoints], An
 def named_checkpoint(folder: Place) -> tuple[Place, dict[str, str]]:
     """Splits RUN/checkpoints/STEP into RUN and the key that chooses STEP.
 
-    Other folders stay as they are, with no key: another project may use these names too.
+    Returns other folders unchanged, without a key: another project may use these names too.
     """
     run, step = checkpoint_of(folder)
     if run == folder or not (run / config.FILE).exists() or is_folder(folder):
@@ -192,7 +192,7 @@ def named_checkpoint(folder: Place) -> tuple[Place, dict[str, str]]:
 def other_run(
     experiment: Experiment, key: str, asked: str, hint: str = "", *, same_tokenizer: bool = True
 ) -> tuple[Experiment, Place]:
-    """Returns another run: (experiment with the mesh and batch size of this one, directory)."""
+    """Returns (experiment, directory) of another run, with the mesh and batch size of this one."""
     directory, checkpoint = checkpoint_of(place(asked, key))
     kept = config.stored(directory) if directory.is_dir() else None
     if kept is None:
@@ -214,7 +214,7 @@ def other_run(
 
 
 def _classifies(kept: Mapping[str, Any]) -> bool:
-    """Returns whether a config is one of a classifier, which has no bound."""
+    """Returns whether a config describes a classifier, which has no bound."""
     return getattr(class_of("network", kept["network"]["name"]), "classifies", False)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from md4_jax.config.schema import build_section
 from md4_jax.experiment import Experiment
 
-# Keys of a network that say how it is trained or computed, not what it computes.
+# Keys of a network that affect how it is trained or computed, but not its outputs.
 FREE = (
     "scan_blocks", "remat", "dtype", "products", "attention", "initial", "dropout",
     "dropout_shared", "attention_dropout", "embedding_dropout", "label_dropout", "balance",
@@ -15,23 +15,23 @@ FREE = (
 
 
 def differing(experiment: Experiment, other: Experiment) -> list[tuple[str, Any, Any]]:
-    """Returns (key, value here, value there) for what makes the two networks compute otherwise.
+    """Returns (key, value here, value there) for each key that changes what the network computes.
 
-    Adapters that only this one has are no difference: they add nothing before the first step.
+    Adapters that only this network has do not count: they add nothing before the first step.
     """
     names = [one.config["network"]["name"] for one in (experiment, other)]
     if names[0] != names[1]:
         return [("name", *names)]
     own, its = (computed(_options(one)) for one in (experiment, other))
-    # Of equal shapes, heads of another size are another number of heads.
+    # With equal shapes, another head size means another number of heads.
     keys = sorted((own.keys() & its.keys()) - {"lora_rank", "head_dim"})
     return [(key, own[key], its[key]) for key in keys if own[key] != its[key]]
 
 
 def computed(options: Any) -> dict[str, Any]:
-    """Returns the keys of a network on which its outputs depend, each with its one meaning.
+    """Returns the keys that determine the outputs of a network, with resolved values.
 
-    options: those of the class of the network, whose 0 or auto is replaced by what it stands for
+    options: those of the network's class; 0 and auto are replaced by the values they select
     """
     options = options.resolved("cpu") if hasattr(options, "resolved") else options
     fields = (field.name for field in dataclasses.fields(options))
@@ -49,7 +49,7 @@ def computed(options: Any) -> dict[str, Any]:
     is_conditioned = is_timed or found.get("classes", 0) > 0
     found["condition"] = (found.get("condition") or options.size) if is_conditioned else 0
     found["time_embedding"] = is_timed and found.get("time_embedding")
-    if not (is_timed and found.get("classes", 0)):  # of one vector both are the same
+    if not (is_timed and found.get("classes", 0)):  # for a single vector both are the same
         found["condition_activation"] = "sum"
     if found["norm_parameters"] == "auto" and not is_conditioned:
         found["norm_parameters"] = "scale"

@@ -22,7 +22,7 @@ def check_sampling(experiment: Experiment) -> None:
     for key, value in dataclasses.asdict(transform).items():
         if value != getattr(plain, key) and predicts_ratios(experiment.process):
             key = "exclude" if key == "excluded" else key
-            asked = experiment.config["sample"].get(key, value)  # entries of the vocabulary as text
+            asked = experiment.config["sample"].get(key, value)  # vocabulary entries as text
             raise UserError(
                 f"sample.{key}={asked} needs a distribution over symbols, but with "
                 "process.parametrisation='score' the network predicts ratios"
@@ -49,7 +49,7 @@ def check_sampling(experiment: Experiment) -> None:
 
 
 def _check_resizing(experiment: Experiment) -> None:
-    """Raises UserError for other settings that do not go with texts that change their length."""
+    """Raises UserError for further settings that do not support texts of changing length."""
     reward = experiment.config["sample"].get("reward", {}).get("name", "none")
     given, stop = experiment.steering is not None, experiment.sample.stop
     for key, value, fits, wrong, why in (
@@ -64,7 +64,7 @@ def _check_resizing(experiment: Experiment) -> None:
 
 
 def _check_growing(experiment: Experiment, kind: str) -> None:
-    """Raises UserError for what cannot be done with texts that grow; kind: what they are of."""
+    """Raises UserError for settings that do not support growing texts; kind: of these texts."""
     options, place = experiment.sample, "has a place in the text from the start on"
     block = "sample.block" if options.block else "objective.block"
     for key, value, fits, why in (
@@ -86,7 +86,7 @@ def _check_growing(experiment: Experiment, kind: str) -> None:
 
 
 def _check_reward(experiment: Experiment) -> None:
-    """Raises UserError for what cannot be done with particles that are resampled."""
+    """Raises UserError for settings that do not support resampling of particles."""
     if experiment.steering is None:
         return
     sections, options = experiment.config, experiment.sample
@@ -125,7 +125,7 @@ def _check_reward(experiment: Experiment) -> None:
 
 
 def _in_one_step(experiment: Experiment) -> int:
-    """Returns `per_step` of a sampler whose steps do not stop where the grid says, else 0."""
+    """Returns `per_step` of a sampler with its own number of steps; 0 if it follows the grid."""
     step = experiment.sampler_step
     return step.per_step if isinstance(step, AnyOrder) else 0
 
@@ -145,7 +145,7 @@ def _check_label(experiment: Experiment) -> None:
 
 
 def _check_image(experiment: Experiment) -> None:
-    """Raises UserError if samples of images would have another size than the images."""
+    """Raises UserError if sampled images would not have the size of the data's images."""
     options, whole = experiment.sample, experiment.data.length
     if not has_pictures(experiment.domain):
         return
@@ -161,7 +161,7 @@ def _check_image(experiment: Experiment) -> None:
 
 
 def _check_guidance(experiment: Experiment) -> None:
-    """Raises UserError if `sample.guidance` has no aim, or no prediction without it."""
+    """Raises UserError if guidance lacks a condition, or an unconditional prediction."""
     options, transform = experiment.sample, experiment.sampler_step.transform
     said = f"sample.guidance={options.guidance}"
     if options.guidance == 1.0:
@@ -182,7 +182,7 @@ def _check_guidance(experiment: Experiment) -> None:
 
 
 def _check_guiding_prompt(experiment: Experiment, said: str) -> None:
-    """Raises UserError if samples without a label cannot be steered towards a prompt."""
+    """Raises UserError if samples without a label cannot be guided by a prompt."""
     options = experiment.sample
     if not (experiment.prompt.is_given or experiment.prompted):
         raise UserError(
@@ -211,7 +211,7 @@ def _check_guiding_prompt(experiment: Experiment, said: str) -> None:
 
 
 def _check_dual_cache(experiment: Experiment) -> None:
-    """Raises UserError if a block cannot see the tokens after it."""
+    """Raises UserError for the dual cache if a block does not attend to the tokens after it."""
     options = experiment.sample
     if not options.dual_cache:
         return
@@ -235,7 +235,7 @@ def _check_dual_cache(experiment: Experiment) -> None:
 
 
 def _check_masks_in_blocks(experiment: Experiment) -> None:
-    """Raises UserError for what blocks of noise without a mask cannot do."""
+    """Raises UserError for settings that need masks, if blocks have other noise."""
     if isinstance(experiment.process, RevealsMasks):
         return
     for key, plain, why in (

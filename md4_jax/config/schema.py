@@ -1,4 +1,4 @@
-"""Config sections: their keys, the types of these, and the objects made from them."""
+"""Config sections: their keys and types, and the objects built from them."""
 
 import copy
 import dataclasses
@@ -79,7 +79,7 @@ CLASSES = {
     "plan": (PlanOptions,),
     "audit": (AuditOptions,),
 }
-# Sections that a config may lack, or some of whose keys, because they came later -> defaults.
+# Sections added later, which a config may omit in whole or in part -> defaults.
 LATER = {
     "audit": AuditOptions(),
     "bench": BenchOptions(),
@@ -87,17 +87,17 @@ LATER = {
     "eval": EvalOptions(),
     "plan": PlanOptions(),
 }
-# Sections of changes to another section -> that section.
+# Sections that override keys of another section -> that section.
 OVERRIDES = {"evals.*.data": "data"}
-# Bound of whole numbers: steps and tokens are counted in int32.
+# Limit of whole numbers: steps and tokens are counted in int32.
 TOO_LARGE = 2**31
-# Arguments that `build` supplies or a nested section makes, so that a key cannot hold them.
+# Arguments that `build` supplies or a nested section makes; they cannot be keys.
 SUPPLIED = ("vocab_size", "shape", "transform", "schedule", "insertion", "base")
 SUPPLIED += ("objective", "features")
 
 
 def kind(path: str) -> str:
-    """Replaces the user's name of an evaluator in a path by `*`: evals.test -> evals.*.
+    """Replaces the name of an evaluator in a path by `*`: evals.test -> evals.*.
 
     A part of a mixture, data.parts.NAME, is a section like `data`.
     """
@@ -108,17 +108,17 @@ def kind(path: str) -> str:
 
 
 def is_part(path: str) -> bool:
-    """Returns whether the path leads to a part of a mixture, or into one."""
+    """Returns whether the path is a part of a mixture, or within one."""
     return path.startswith("data.parts.")
 
 
 def has_name(path: str) -> bool:
-    """Returns whether the section at that path chooses a class by its `name`."""
+    """Returns whether the section at this path selects a class by its `name`."""
     return kind(path) in REGISTRIES
 
 
 def class_of(path: str, name: Any) -> type:
-    """Returns the class that a name stands for, in the registry or package.module:attribute."""
+    """Returns the class of a name: a registered name or package.module:attribute."""
     registry = REGISTRIES[kind(path)]
     if foreign.is_foreign(name):
         try:
@@ -133,7 +133,7 @@ def class_of(path: str, name: Any) -> type:
 
 
 def arguments_of(path: str, name: str | None) -> dict[str, Any]:
-    """Returns the keys that a section may have, with types; UserError for an unknown name."""
+    """Returns {key: type} of the keys that a section may have; UserError for an unknown name."""
     takers = list(CLASSES.get(path, ()))
     if has_name(path):
         takers.append(class_of(path, name))
@@ -148,7 +148,7 @@ def arguments_of(path: str, name: str | None) -> dict[str, Any]:
 
 
 def type_of(path: str, name: str, key: str) -> Any:
-    """Returns the type of a key in a section of that name, None if the section has no such key."""
+    """Returns the type of a key in a section of that name; None if there is no such key."""
     return arguments_of(path, name).get(key) if has_name(path) else Any
 
 
@@ -172,7 +172,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
 
 
 def _check_there(config: Mapping[str, Any], section: str, top: set[str]) -> None:
-    """Raises UserError for a section that does not exist, or that the config lacks."""
+    """Raises UserError for an unknown section, or a required one that is missing."""
     if section not in {*top, "evals"}:
         raise unknown("config section", section, sorted({*top, "evals"}))
     if section not in config and section not in LATER:
@@ -192,7 +192,7 @@ def _check_evaluator(name: str, section: Any, data: Mapping[str, Any]) -> None:
         raise UserError(f"{path}: the name must be of letters, digits and _, with a letter first")
     _check_section(path, section)
     if section.get("data"):
-        of_run = told_by(partial(_check_section, "data", data))  # which is told without the path
+        of_run = told_by(partial(_check_section, "data", data))  # reported without the path
         found = told_by(partial(_check_section, "data", merged(data, section["data"])))
         own = [message for message in found if message not in of_run]
         raise_all([f"{path}: {m.replace('data.name=', f'{path}.data.name=')}" for m in own])
@@ -207,7 +207,7 @@ def _check_section(path: str, section: Any) -> None:
 
 
 def _check_key(path: str, known: Mapping[str, Any], key: str, value: Any) -> None:
-    """Raises UserError for a key that a section does not take, or a value of another type."""
+    """Raises UserError for an unknown key of a section, or a value of another type."""
     nested = f"{path}.{key}"
     if key == "name" and has_name(path):
         return
@@ -235,7 +235,7 @@ def _check_key(path: str, known: Mapping[str, Any], key: str, value: Any) -> Non
 
 
 def build_section(path: str, section: Mapping[str, Any], **supplied: Any) -> Any:
-    """Builds the object of a section with a `name`, its nested sections first."""
+    """Builds the object of a section with a `name`, after those of its nested sections."""
     constructor = class_of(path, section["name"])
     takes = inspect.signature(constructor).parameters
     arguments = dict(supplied)
@@ -255,16 +255,16 @@ def build_section(path: str, section: Mapping[str, Any], **supplied: Any) -> Any
 
 
 def options_from(cls: type, section: Mapping[str, Any]) -> Any:
-    """Makes an options object from the keys of a section that its class has."""
+    """Makes an options object from those keys of a section that are fields of its class."""
     names = {field.name for field in dataclasses.fields(cls)}
     return cls(**{key: value for key, value in section.items() if key in names})
 
 
 def _named_by_kind(config: Mapping[str, Any], assignments: Mapping[str, str]) -> dict[str, str]:
-    """Returns {evals.KIND.name: KIND} for new evaluators whose keys are given under their kind."""
+    """Returns {evals.KIND.name: KIND} for new evaluators with keys assigned under their kind."""
     there = config.get("evals")
     if not isinstance(there, Mapping):
-        return {}  # which check_keys refuses
+        return {}  # check_keys raises the error
     given = {key.split(".")[1] for key in assignments if key.startswith("evals.")}
     new = {kind for kind in given if kind in EVALUATORS and kind not in there}
     return {f"evals.{kind}.name": kind for kind in new}
@@ -279,8 +279,8 @@ def load_config(
 ) -> dict[str, Any]:
     """Loads a config, applies the assignments and checks all keys.
 
-    Without a path it is the config of the run in workdir, of which only FREE keys may be changed,
-    unless it may differ. UserError if there is neither.
+    Without a path, loads the config of the run in workdir. Only its FREE keys may then be changed,
+    unless it may differ. UserError if there is neither a path nor a run.
     """
     kept = None if path or workdir is None else config_lib.stored(workdir)
     if not path and kept is None:
@@ -292,7 +292,7 @@ def load_config(
         config[name] = dataclasses.asdict(options) | config.get(name, {})
     asked = {**_named_by_kind(config, assignments), **assignments}
     all_of(partial(config_lib.override, config, asked, type_of), partial(check_keys, config))
-    config = json.loads(json.dumps(config))  # as a run will read it: without tuples
+    config = json.loads(json.dumps(config))  # as a run will read it: lists instead of tuples
     if kept is not None and not may_differ:
         config_lib.check_same(kept, config, workdir, config_lib.OF_USE)
     return config

@@ -1,4 +1,4 @@
-"""Checks of a training before anything is written."""
+"""Checks of a training run before anything is written."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from md4_jax.training import back, trackers
 
 
 def experiment_of(asked: Mapping[str, Any], workdir: Place | None) -> tuple[Experiment, Corpus]:
-    """Returns the experiment of a config, and the corpus of its data, of which nothing is read."""
+    """Returns the experiment of a config and the corpus of its data, without reading the data."""
     domain, source = inputs.domain_and_source(asked, workdir)
     experiment = build.experiment(asked, domain, workdir=workdir)
     return experiment, corpus_of(source, domain, experiment.data)
@@ -23,10 +23,10 @@ def experiment_of(asked: Mapping[str, Any], workdir: Place | None) -> tuple[Expe
 def checked(
     asked: Mapping[str, Any], workdir: Place, returns: str = ""
 ) -> tuple[Experiment, Corpus, dict[str, Any] | None]:
-    """Returns (experiment, corpus, config that the run began with or None).
+    """Returns (experiment, corpus, config with which the run began or None).
 
-    returns: checkpoint that --back names, '' for none; the keys of back.FREE may then differ from
-    those of the run. UserError for what cannot be trained in workdir; no text is tokenised.
+    returns: checkpoint of --back, '' for none; with one, the keys of back.FREE may differ from
+    those of the run. UserError for settings that cannot be trained in workdir. Tokenises no text.
     """
     check_name(workdir)
     kept = config.stored(workdir, may_be_empty=True)
@@ -43,9 +43,9 @@ def checked(
 
 
 def check_run(name: str, asked: Mapping[str, Any], workdir: Place) -> None:
-    """Raises UserError, with the name of a run of a sweep, for what `checked` refuses.
+    """Raises the UserError of `checked` with the name of a run of a sweep.
 
-    Also for a run whose parameters cannot begin as those of train.initial.
+    Also raises UserError if the run cannot take its initial parameters from train.initial.
     """
     try:
         experiment, _, _ = checked(asked, workdir)

@@ -1,4 +1,4 @@
-"""Runs of a sweep: every combination of the values that some keys shall take."""
+"""Runs of a sweep: every combination of the given values of some keys."""
 
 import itertools
 import re
@@ -18,14 +18,14 @@ CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def combinations(asked: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Returns {name of a run: {key: value}}, a run for each combination of values.
+    """Returns {name of a run: {key: value}}, with one run per combination of values.
 
     asked  'section.key=value,value,...' for each key that varies; the last one varies fastest. A
            comma within brackets is part of a value, as in 'sample.grid=[1,0.5,0],[1,0]'
 
-    The name is 'key=value' of each, by the last word of the key, or by as many words as tell it
-    from the others. UserError for another form, a key or value that comes twice, or runs that would
-    have the same name.
+    The name joins 'key=value' of all keys. Each key is shortened to its last word, or to as many
+    words as make it unique. UserError for another form, a repeated key or value, or two runs with
+    the same name.
     """
     axes = [_axis(words) for words in asked]
     keys = [key for key, _ in axes]
@@ -45,11 +45,12 @@ def combinations(asked: Sequence[str]) -> dict[str, dict[str, str]]:
 def configs(
     runs: Mapping[str, Mapping[str, str]], path: str, said: Mapping[str, str], folder: Place
 ) -> dict[str, dict[str, Any]]:
-    """Returns the config of each run of `combinations`, in a directory of its name in `folder`.
+    """Returns the config of each run of `combinations`; its directory is `folder`/name.
 
-    path  of the config file, and said: keys of all runs
+    path: the config file
+    said: assignments for all runs
 
-    UserError if two runs have the same config, as those of the values 0 and 00 have.
+    UserError if two runs have the same config, as with the values 0 and 00.
     """
     found = {
         name: schema.load_config(path, {**said, **varied}, folder / name)
@@ -67,10 +68,10 @@ def configs(
 def in_turn(runs: Mapping[str, Callable[[], int]], table: Callable[[], str], *, aloud: bool) -> int:
     """Calls the runs one after another, prints their table and returns an exit code.
 
-    A UserError is printed, makes the code 1, and the next run begins. Of several processes it may
-    be raised by one alone: there it ends the sweep, or that process would be in the next run while
-    the others are in this one. A code above 128, that of a signal, ends the sweep without a table.
-    Only a process that is `aloud` prints.
+    A UserError is printed, sets the code to 1, and the next run begins. With several processes it
+    ends the sweep instead: if only one process raised it, that process would start the next run
+    while the others are still in this one. A code above 128, which means a signal, ends the sweep
+    without a table. Only a process with `aloud` prints.
     """
     failed = 0
     for number, (name, call) in enumerate(runs.items(), 1):
@@ -120,7 +121,7 @@ def _values(words: str, text: str) -> list[str]:
 
 
 def _end(key: str, keys: Sequence[str]) -> str:
-    """Returns the last words of a key, as few as no other key ends with."""
+    """Returns the shortest ending of a key, in whole words, that no other key has."""
     words, others = key.split("."), [f".{other}" for other in keys if other != key]
     ends = (".".join(words[first:]) for first in reversed(range(len(words))))
     return next((end for end in ends if not any(o.endswith(f".{end}") for o in others)), key)

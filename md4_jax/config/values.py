@@ -1,4 +1,4 @@
-"""Values of config keys: their types, and how the command line spells them."""
+"""Values of config keys: their types and their spelling on the command line."""
 
 import ast
 import types
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def fits(value: Any, wanted: Any) -> bool:
-    """Returns whether a value has the annotated type; whole numbers are floats too."""
+    """Returns whether a value has the annotated type; an int is also accepted as a float."""
     if isinstance(wanted, types.UnionType) or typing.get_origin(wanted) is typing.Union:
         return any(fits(value, option) for option in typing.get_args(wanted))
     if typing.get_origin(wanted) is tuple:
@@ -28,7 +28,7 @@ def fits(value: Any, wanted: Any) -> bool:
 
 
 def spelled(wanted: Any) -> str:
-    """Returns in words what a type allows, for a message that says so."""
+    """Returns a description of a type in words, for messages."""
     if typing.get_origin(wanted) is typing.Literal:
         return f"one of {', '.join(map(str, typing.get_args(wanted)))}"
     if typing.get_origin(wanted) is tuple:
@@ -40,9 +40,9 @@ def spelled(wanted: Any) -> str:
 
 
 def parse(text: str, current: Any) -> Any:
-    """Parses a text of the command line; it stays text if the current value is text.
+    """Parses a text from the command line; it remains text if the current value is text.
 
-    A whole number may be written as 1e6 where the current value is one.
+    If the current value is a whole number, 1e6 is accepted too.
     """
     if isinstance(current, str):
         return text
