@@ -1,4 +1,4 @@
-"""Data: sources, tokenizers and batches. A new source or tokenizer is a file and a line here."""
+"""Data: sources, tokenizers and batches. A new source or tokenizer needs a file and a line here."""
 
 from md4_jax.data.proteins import Proteins
 from md4_jax.data.sources.cifar10 import Cifar10

@@ -22,7 +22,7 @@ QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Class of a tokenizer in transformers -> how it splits a text before pairs are merged; None: by
+# Class of a tokenizer in transformers -> how it splits a text before merging pairs; None: by
 # GPT-2's pattern.
 SPLITS = {"GPT2Tokenizer": None, "Qwen2Tokenizer": QWEN, "DreamTokenizer": QWEN}
 PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
@@ -47,7 +47,7 @@ def from_path(path: str):
 
 
 def is_in(folder: Place) -> bool:
-    """Returns whether a folder of a model holds a vocabulary."""
+    """Returns whether the folder of a model contains a vocabulary."""
     if (folder / "tokenizer.json").is_file():
         return True
     if not (folder / smiles.FILE).is_file():
@@ -56,7 +56,7 @@ def is_in(folder: Place) -> bool:
 
 
 def mask_of(folder: Place) -> int | None:
-    """Returns the entry that the files of a tokenizer name as the mask; None if they name none."""
+    """Returns the id of the mask according to the files of a tokenizer; None if they have none."""
     for file in (folder / CONFIG, folder / "special_tokens_map.json"):
         try:
             told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -70,10 +70,10 @@ def mask_of(folder: Place) -> int | None:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Cuts a long text before a space between two word characters.
+    """Cuts a long text into pieces, before spaces between two word characters.
 
-    A byte-level vocabulary starts a new word there in any case, so that the pieces have the ids
-    of the whole text, while memory stays bounded.
+    A byte-level vocabulary always starts a new word there. So the pieces have the same ids as the
+    whole text, and memory stays bounded.
     """
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
@@ -95,7 +95,7 @@ def spellings(tokenizer, ids: Sequence[int]) -> list[bytes] | None:
         return None
     byte_of = byte_of_character()
     entries = [tokenizer.id_to_token(int(i)) or "" for i in ids]
-    # An entry with any other character stands for itself, as in the library.
+    # An entry with any other character is its own text, as in the library.
     return [
         bytes(byte_of[c] for c in entry) if byte_of.keys() >= set(entry) else entry.encode()
         for entry in entries
@@ -103,7 +103,7 @@ def spellings(tokenizer, ids: Sequence[int]) -> list[bytes] | None:
 
 
 def limited(encode: Encode, tokenizer, size: int) -> Encode:
-    """Returns the function, with UserError for a text that has an entry beyond `size`."""
+    """Wraps the function to raise UserError for a text with an id of `size` or above."""
 
     def checked(texts: list[str]) -> list[np.ndarray]:
         found = encode(texts)
@@ -119,9 +119,9 @@ def limited(encode: Encode, tokenizer, size: int) -> Encode:
 
 
 def without_mask(encode: Encode, tokenizer, size: int, mask: int) -> Encode:
-    """Returns the function with ids 0..size-1, in which those after the mask moved down by one.
+    """Wraps the function so that ids above the mask are lower by one: 0..size-1.
 
-    UserError for a text that has the mask, or an entry beyond the `size` symbols and the mask.
+    UserError for a text that contains the mask, or an entry beyond the `size` symbols and the mask.
     """
     checked = limited(encode, tokenizer, size + 1)
 
@@ -138,21 +138,21 @@ def without_mask(encode: Encode, tokenizer, size: int, mask: int) -> Encode:
 
 
 def added_from(tokenizer, index: int, size: int) -> bool:
-    """Returns whether the entries index..size-1 were added, so that no ordinary word has them."""
+    """Returns whether all entries index..size-1 are added tokens: no ordinary word has them."""
     added = tokenizer.get_added_tokens_decoder()
     return all(i in added for i in range(index, size))
 
 
 def special(tokenizer) -> tuple[str, ...]:
-    """Returns the entries that the vocabulary calls special, in the order of their ids."""
+    """Returns the special tokens of the vocabulary, in the order of their ids."""
     added = sorted(tokenizer.get_added_tokens_decoder().items())
     return tuple(entry.content for _, entry in added if entry.special)
 
 
 def byte_of_character() -> dict[str, int]:
-    """Returns the byte that each character of a byte-level entry stands for.
+    """Returns {character of a byte-level entry: its byte}.
 
-    Bytes that are printable in Latin-1 stand for themselves; the others are U+0100 and following.
+    Bytes that are printable in Latin-1 are their own characters; the others are U+0100 and up.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
@@ -165,7 +165,7 @@ def _local(path: Place, folder: str) -> Place:
 
 
 def from_definition(definition: str, origin: str = "the stored tokenizer"):
-    """Makes a `tokenizers.Tokenizer` of the contents of a tokenizer.json."""
+    """Makes a `tokenizers.Tokenizer` from the contents of a tokenizer.json."""
     try:
         return _library().Tokenizer.from_str(definition)
     except Exception as error:  # the library raises nothing narrower
@@ -175,7 +175,7 @@ def from_definition(definition: str, origin: str = "the stored tokenizer"):
 def from_hub(name: str):
     """Fetches a `tokenizers.Tokenizer` from the Hugging Face hub or its local cache.
 
-    Files that lie below `tokenizers` in the cache directory are taken instead.
+    Files below `tokenizers` in the cache directory take precedence.
     """
     own = cache_root() / "tokenizers" / name
     if own.is_dir():
@@ -207,7 +207,7 @@ def from_hub(name: str):
 
 
 def _cached(hub: Any, name: str) -> str:
-    """Returns a tokenizer.json in the hub's cache, or the folder of molecules'; "": neither."""
+    """Returns a cached tokenizer.json of the hub, or a folder with molecules' vocabulary, or ""."""
     kept = hub.try_to_load_from_cache(name, "tokenizer.json")
     if isinstance(kept, str):
         return kept
@@ -216,7 +216,7 @@ def _cached(hub: Any, name: str) -> str:
 
 
 def _told(folder: Place) -> dict[str, Any]:
-    """Returns what tokenizer_config.json says, or {}; UserError for an unknown class."""
+    """Returns the contents of tokenizer_config.json, or {}; UserError for an unknown class."""
     file = folder / CONFIG
     if not file.is_file():
         return {}
@@ -230,14 +230,14 @@ def _told(folder: Place) -> dict[str, Any]:
 
 
 def _class_of(folder: Place) -> str:
-    """Returns the class that tokenizer_config.json names, without "Fast"; "": none."""
+    """Returns the class in tokenizer_config.json, without "Fast"; "" if it has none."""
     file = folder / CONFIG
     kind = _json(file).get("tokenizer_class") if file.is_file() else None
     return (kind or "").removesuffix("Fast")
 
 
 def _json(file: Place) -> dict[str, Any]:
-    """Returns the object in a file of JSON; UserError if there is none."""
+    """Returns the object in a JSON file; UserError if there is none."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -22,16 +22,17 @@ class BytePairs(Tokenizer):
                 tokenizer.json, or the vocab.json of molecules (`smiles`) and a
                 tokenizer_config.json; or a tokenizer.json itself
     hub         if there is no path: a name on the Hugging Face hub, such as 'gpt2'
-    definition  instead of both: the contents of a tokenizer.json, as a run keeps it
+    definition  instead of both: the contents of a tokenizer.json, as stored in a run
     eot         the entry that ends a text; None for a vocabulary without one
-    size        number of ids, for a model with more or fewer than the vocabulary has entries; 0:
-                as many. Ids without an entry have no text, entries beyond cannot be encoded
-    mask        id in the vocabulary of the mask of a model that has it among its other symbols;
-                None: the mask comes after the vocabulary. It is no id here: those after it move
-                down by one, and no text can have it
+    size        number of ids, if the model has more or fewer than the vocabulary has entries; 0:
+                the number of entries. Ids without an entry have no text; entries beyond the size
+                cannot be encoded
+    mask        id of the mask if it is an entry of the vocabulary; None: the mask comes after the
+                vocabulary. The tokenizer has no id for this entry: ids above it are lower by one,
+                and no text can contain it
 
-    Raises UserError when none of the three is given, when the vocabulary cannot be read, when it
-    has no entry `eot`, and when `mask` is no id of it.
+    Raises UserError if none of the three is given, if the vocabulary cannot be read, if it has no
+    entry `eot`, and if `mask` is not one of its ids.
     """
 
     path: str | None = None
@@ -71,7 +72,7 @@ class BytePairs(Tokenizer):
 
     @functools.cached_property
     def entries(self) -> int:
-        """One more than the largest id of the vocabulary."""
+        """The largest id of the vocabulary, plus one."""
         found = max(self._tokenizer.get_vocab().values(), default=-1) + 1
         if not 0 < found <= MOST_ENTRIES:
             raise UserError(
@@ -84,13 +85,13 @@ class BytePairs(Tokenizer):
         return None if self.eot is None else self.id_of(self.eot)
 
     def id_of(self, entry: str) -> int | None:
-        """Returns the id of an entry, which is `vocab_size` for the mask; None if there is none."""
+        """Returns the id of an entry, `vocab_size` for the mask; None if there is no such entry."""
         found = self._tokenizer.token_to_id(entry)
         return found if found is None or self.mask is None else self._inward(found)
 
     @functools.cached_property
     def special(self) -> tuple[str, ...]:
-        """Entries that the vocabulary calls special, such as the marks of a chat."""
+        """Special tokens of the vocabulary, such as those of a chat template."""
         return bpe_files.special(self._tokenizer)
 
     def encode(self, text: str) -> np.ndarray:
@@ -105,31 +106,31 @@ class BytePairs(Tokenizer):
         return self._encode(texts)
 
     def spellings(self) -> list[bytes] | None:
-        """Returns the bytes of each entry; None for a vocabulary that is not of bytes."""
+        """Returns the bytes of each entry; None for a vocabulary that is not byte-level."""
         return bpe_files.spellings(self._tokenizer, self._outward(np.arange(self.vocab_size)))
 
     def join(self, ids: np.ndarray) -> str:
         return self._tokenizer.decode(self._outward(ids).tolist(), skip_special_tokens=False)
 
     def _outward(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the ids in the vocabulary's own numbering."""
+        """Converts ids to those of the vocabulary with the mask."""
         return ids if self.mask is None else ids + (ids >= self.mask)
 
     def _inward(self, entry: int) -> int:
-        """Returns the id of an entry by its number in the vocabulary that has the mask."""
+        """Converts an id of the vocabulary with the mask to the id here."""
         return self.vocab_size if entry == self.mask else entry - (entry > self.mask)
 
     def to_json(self) -> str:
-        """Returns a JSON object that holds the vocabulary; about 1.5 MB for GPT-2."""
+        """Returns a JSON object with the vocabulary; about 1.5 MB for GPT-2."""
         definition = self._tokenizer.to_str()
         fields = {"name": self.name, "definition": definition, "eot": self.eot}
-        # Left out where they say nothing, so that files and caches of older versions stay the same.
+        # Defaults are omitted, so that files and caches of older versions remain valid.
         fields |= {"size": self.size} if self.size else {}
         fields |= {"mask": self.mask} if self.mask is not None else {}
         return json.dumps(fields)
 
     def added_from(self, index: int) -> bool:
-        """Returns whether all entries from `index` on were added, such as <|mask|>."""
+        """Returns whether all entries from `index` on are added tokens, such as <|mask|>."""
         return bpe_files.added_from(self._tokenizer, index, self.entries)
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Atomic writes of files that can be made again: downloads and tokens."""
+"""Atomic writes of files that can be recreated: downloads and tokens."""
 
 import contextlib
 import errno
@@ -14,11 +14,10 @@ from md4_jax.protocols import UserError
 def new_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a temporary path, renamed to `path` when the block succeeds and deleted otherwise.
 
-    Each writer has a temporary file of its own, and the rename is atomic. So several processes
-    may make the same file at once, and no reader ever sees half of one.
+    Each writer has its own temporary file, and the rename is atomic. So several processes may
+    make the same file at once, and no reader sees an incomplete file.
 
-    Raises UserError, naming the directory, when the disk is full or the
-    directory cannot be written.
+    Raises UserError, naming the directory, if the disk is full or the directory is not writable.
     """
     check_made(path.parent)
     try:
@@ -37,7 +36,7 @@ def new_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def full_disk_named(directory: pathlib.Path) -> Iterator[None]:
-    """Raises UserError, naming the directory, if writing fails because it cannot be written."""
+    """Turns errors of a full disk or an unwritable directory into a UserError that names it."""
     try:
         yield
     except OSError as error:
@@ -47,7 +46,7 @@ def full_disk_named(directory: pathlib.Path) -> Iterator[None]:
 
 
 def check_made(directory: pathlib.Path) -> None:
-    """Makes the directory if need be; UserError if it cannot be made."""
+    """Creates the directory if it does not exist; UserError if that fails."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Form of a conversation: the chat template of a checkpoint's folder, and where an answer ends."""
+"""Chat templates from the folder of a checkpoint, and the tokens that end an answer."""
 
 import dataclasses
 import datetime
@@ -13,19 +13,19 @@ from md4_jax.runtime.paths import Place, replace
 
 FILE = "chat.json"
 TEMPLATE, TOKENS = "chat_template.jinja", "tokenizer_config.json"
-# Stands for an answer when the end of a turn is looked up, and behind one that goes on.
+# Placeholder for an answer: to find the text that ends a turn, and after an unfinished answer.
 ANSWER = "ANSWER"
 Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Chat:
-    """Template of a conversation and the special tokens that it may name.
+    """Chat template and the special tokens that it may use.
 
-    template  in Jinja, as transformers reads it: it gets `messages`, `add_generation_prompt` and
-              the tokens
+    template  Jinja template as for transformers: its variables are `messages`,
+              `add_generation_prompt` and the tokens
     tokens    text of each special token by its name: bos_token, eos_token, ...
-    day       date that the template is told when it asks for today's, as 2026-01-31; "": today's
+    day       date that the template gets as today's, such as 2026-01-31; "": the current date
     """
 
     template: str
@@ -37,7 +37,7 @@ class Chat:
         """Reads chat_template.jinja, or tokenizer_config.json; None if neither has a template."""
         told = _json(folder / TOKENS)
         template = told.get("chat_template")
-        if isinstance(template, list):  # several, each with its name
+        if isinstance(template, list):  # several named templates
             named = {entry["name"]: entry["template"] for entry in template}
             template = named.get("default")
         if (folder / TEMPLATE).exists():
@@ -48,14 +48,14 @@ class Chat:
 
     @classmethod
     def of_path(cls, path: Place) -> Union["Chat", None]:
-        """Reads a folder as `of_folder`, or a file that holds a template, with tokens beside it."""
+        """Reads a folder like `of_folder`, or a template file with the tokens from its folder."""
         if not path.is_file():
             return cls.of_folder(path)
         return cls(path.read_text(encoding="utf-8"), _tokens(_json(path.parent / TOKENS)))
 
     @classmethod
     def kept(cls, folder: Place) -> Union["Chat", None]:
-        """Reads what `keep` has written; None if it has written nothing."""
+        """Reads the file written by `keep`; None if there is none."""
         told = _json(folder / FILE)
         if not told:
             return None
@@ -71,34 +71,34 @@ class Chat:
         return cls(template, tokens, day)
 
     def keep(self, folder: Place) -> None:
-        """Writes the file that `kept` reads, whole or not at all."""
+        """Writes the file that `kept` reads, atomically."""
         content = {"template": self.template, "tokens": dict(self.tokens)}
         content |= {"day": self.day} if self.day else {}
         replace(folder / FILE, json.dumps(content, indent=2) + "\n")
 
     def export(self, folder: Place) -> None:
-        """Writes the template and tokens into tokenizer_config.json, whose other keys stay."""
+        """Writes the template and tokens into tokenizer_config.json and keeps its other keys."""
         told = _json(folder / TOKENS)
         changed = {n: text for n, text in self.tokens.items() if text != _text(told.get(n))}
         told |= {**changed, "chat_template": self.template}
         replace(folder / TOKENS, json.dumps(told, indent=2) + "\n")
 
     def dated(self) -> "Chat":
-        """Returns the form with today as its day for good, unless it has one.
+        """Returns a copy with today's date fixed as its day, unless it has one.
 
-        Conversations are written with it, so that they are the same when a run goes on.
+        Conversations are rendered with it, so they are the same when a run is resumed.
         """
         return self if self.day else dataclasses.replace(self, day=_noon("").date().isoformat())
 
     def undated(self) -> "Chat":
-        """Returns the form that tells a template the day on which it is filled in."""
+        """Returns a copy that always uses the current date."""
         return dataclasses.replace(self, day="")
 
     def render(self, messages: Messages, *, answered: bool = True) -> str:
         """Returns the text of a conversation.
 
-        answered  whether it ends where an answer begins; otherwise it ends with the last message,
-                  whose turn is closed
+        answered  whether it ends where an answer begins; otherwise it ends with the last message
+                  and the end of its turn
         """
         _check(messages)
         try:
@@ -115,9 +115,9 @@ class Chat:
             raise UserError(f"the chat template cannot be filled in: {said}") from error
 
     def prompt(self, messages: Messages) -> str:
-        """Returns the text after which the answer comes.
+        """Returns the prompt of an answer: the text of the conversation up to it.
 
-        If the last message is the assistant's, its turn stays open, so that the answer goes on.
+        If the last message is the assistant's, its turn is left open and the answer continues it.
         """
         _check(messages)
         if messages[-1]["role"] != "assistant":
@@ -138,7 +138,8 @@ class Chat:
     def ends(self, special: Sequence[str]) -> set[str]:
         """Returns the special tokens that end an answer.
 
-        They are eos_token, and what the template writes first after the text of an answer.
+        They are eos_token and the first special token that the template writes after an answer.
+
         special: all special tokens of the vocabulary
         """
         talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
@@ -148,7 +149,7 @@ class Chat:
 
 
 def _check(messages: Messages) -> None:
-    """Raises UserError for what is no conversation."""
+    """Raises UserError if the messages are not a conversation."""
     if not messages:
         raise UserError("a chat needs at least one message")
     for message in messages:
@@ -162,12 +163,12 @@ def _check(messages: Messages) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _compiled(template: str, day: str) -> Any:
-    """Returns a template that Jinja has compiled, which takes longer than to fill it in."""
+    """Compiles a template with Jinja, cached: this takes longer than rendering it."""
     return _environment(day).from_string(template)
 
 
 def _environment(day: str) -> Any:
-    """Returns the Jinja environment of templates, in which a stranger's code reaches nothing."""
+    """Returns a sandboxed Jinja environment, because templates may come from untrusted sources."""
     try:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as error:
@@ -184,30 +185,30 @@ def _environment(day: str) -> Any:
 
 
 def _refuse(said: str) -> None:
-    """Raises what a template has against its messages."""
+    """Raises the error that a template reports about its messages."""
     raise UserError(f"the chat template refuses the messages: {said}")
 
 
 def _noon(day: str) -> datetime.datetime:
-    """Returns noon of a day, or this moment; ValueError for what is no date."""
+    """Returns noon of a day, or the current time for ""; ValueError if it is not a date."""
     if not day:
         return datetime.datetime.now()
     return datetime.datetime.combine(datetime.date.fromisoformat(day), datetime.time(12))
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
-    """Writes a value as JSON, without the escapes of HTML."""
+    """Returns a value as JSON, without HTML escapes."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _tokens(told: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the texts of the special tokens that a tokenizer_config.json names."""
+    """Returns the texts of the special tokens in a tokenizer_config.json."""
     texts = {name: _text(value) for name, value in told.items() if name.endswith("_token")}
     return {name: text for name, text in texts.items() if text is not None}
 
 
 def _text(token: Any) -> str | None:
-    """Returns the text of a special token, which may stand in a dict."""
+    """Returns the text of a special token, given as text or as a dict with it."""
     found = token.get("content") if isinstance(token, dict) else token
     return found if isinstance(found, str) else None
 

@@ -27,15 +27,15 @@ def of_texts(paths: Iterable[Place]) -> str:
 def facts_of(paths: Iterable[Place]) -> list[list[str | int]]:
     """Returns [name, SHA-256] of each file.
 
-    A local file is read again only if its size or one of its times has changed. Of an object in a
-    store it is [address, size, time] instead. UserError if a file cannot be read.
+    A local file is read again only if its size or one of its times has changed. For an object in a
+    store the entry is [address, size, time] instead. UserError if a file cannot be read.
     """
     paths = list(paths)
     kept = cache_root() / "texts" / digest(*map(version, paths))
     with contextlib.suppress(OSError, ValueError):
         return json.loads(kept.read_text())
     found = [list(_content(path)) for path in paths]
-    # Kept only to save time: without a cache to write to, it is computed each time.
+    # Only to save time: without a writable cache it is computed each time.
     with contextlib.suppress(UserError), new_file(kept) as temporary:
         temporary.write_text(json.dumps(found))
     return found
@@ -52,15 +52,15 @@ def _content(path: Place) -> tuple:
 
 
 def record(path: pathlib.Path) -> pathlib.Path:
-    """Returns the path of the record of a file of tokens."""
+    """Returns the path of the record that belongs to a token file."""
     return path.parent / (path.name + ".json")
 
 
 def damage(path: pathlib.Path, facts: Mapping[str, Any]) -> str:
-    """Says what is wrong with cached tokens; '' if they are the ones that were written.
+    """Describes how cached tokens are damaged; '' if they are intact.
 
-    facts: entries of their record besides their number and checksum: `dtype`, `vocab_size`, which
-    is greater than every id, and others. Each process reads the file once.
+    facts: entries of the record other than number and checksum: `dtype`, `vocab_size` (greater than
+    every id) and others. Each process reads the file once.
     """
     try:
         written = json.loads(record(path).read_text())

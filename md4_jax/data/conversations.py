@@ -1,4 +1,4 @@
-"""Conversations as sequences, in which only the assistant's turns count."""
+"""Conversations as sequences; only the assistant's turns count in the loss."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ from md4_jax.protocols import UserError
 
 
 class Spoken(NamedTuple):
-    """Turns of a sequence, none if nothing of it counts, and the place of its conversation.
+    """Turns of a sequence, and the place of its conversation. No turns: nothing counts.
 
-    rejected  its turns with a worse answer in place of the last one; none if it has none
+    rejected  its turns with a rejected answer as the last one; empty without a rejected answer
     """
 
     turns: Sequence[messages.Turn]
@@ -26,18 +26,19 @@ class Spoken(NamedTuple):
 
     @property
     def texts(self) -> list[str]:
-        """Returns the texts that are encoded by themselves, those of the worse answer last."""
+        """Returns the texts that are encoded separately, those of the rejected answer last."""
         return [text for turn in (*self.turns, *self.rejected) for text in turn]
 
 
 class Conversations:
-    """Source of conversations, written by a chat template; everything else is the source's.
+    """Source of conversations rendered by a chat template; wraps another source.
 
     source  has `conversations(split)`, which yields documents with `messages` and `where`
     chat    the template
-    turns   data.turns: which of the assistant's turns count
+    turns   data.turns: the assistant's turns that count
 
-    UserError for worse answers beside other turns than the last.
+    Other attributes are those of the source. UserError for rejected answers unless only the last
+    turn counts.
     """
 
     def __init__(self, source: Any, chat: Chat, turns: str):
@@ -60,15 +61,15 @@ class Conversations:
         return digest("conversations", self._source.fingerprint(), *told)
 
     def documents(self, split: str) -> Iterator[str]:
-        """Yields the text of each sequence, from which a tokenizer may learn."""
+        """Yields the text of each sequence, for fitting a tokenizer."""
         for one in self.sequences(split, ()):
             yield "".join(turn.context + turn.answer for turn in one.turns)
 
     def sequences(self, split: str, ends: Sequence[str]) -> Iterator[Spoken]:
-        """Yields the sequences of a split, one without turns for a conversation without answers.
+        """Yields the sequences of a split. A conversation without answers gives one without turns.
 
         ends  special tokens that end an answer
-        Raises UserError, with the place, for a conversation that the template cannot write.
+        Raises UserError, with the place, for a conversation that the template cannot render.
         """
         for document in self._source.conversations(split):
             try:
@@ -83,7 +84,7 @@ class Conversations:
             yield from (Spoken(turns, document.where, worse) for turns in found)
 
     def origin(self, split: str, number: int) -> str:
-        """Names the place of the conversation that has the text of that number."""
+        """Names the place of the conversation with the text of this number."""
         places = (one.where for one in self.sequences(split, ()) for _ in one.texts)
         return next(itertools.islice(places, number, None))
 
@@ -91,14 +92,14 @@ class Conversations:
 def rows(source: Conversations, domain: Any, split: str, length: int, padding: Padding) -> Rows:
     """Returns the conversations of a split as rows of `length` tokens.
 
-    The text up to an answer and the answer are encoded by themselves, as they are when a model
-    answers. Answers count, with the token that ends the turn. A template that closes no turn by a
-    special token is helped out by the tokenizer's end of text, if it has one, at the end of the
-    last turn. Longer conversations are cut, shorter ones are padded. One of which nothing that
-    counts is left is left out. Both numbers are printed. Conversations are tokenised once and kept
-    on disk. If the source has worse answers, the rows with these are `rejected`.
+    The text before an answer and the answer are encoded separately, as in sampling. Answers count,
+    including the token that ends the turn. If the template ends turns without a special token, the
+    tokenizer's end of text, if it has one, is appended to the last turn. Longer conversations are
+    cut, shorter ones are padded. A conversation is dropped if no counted token remains. Both
+    numbers are printed. Conversations are tokenised once and stored on disk. If the source has
+    rejected answers, the rows with these are `rejected`.
 
-    Raises UserError if nothing is left, and for worse answers whose padding does not count.
+    Raises UserError if no conversation remains, and for rejected answers if padding does not count.
     """
     has_worse = check_rejected(source, padding)
     tokenizer = domain.tokenizer
@@ -119,9 +120,9 @@ def rows(source: Conversations, domain: Any, split: str, length: int, padding: P
 def _pieces(
     source: Conversations, tokenizer: Any, split: str, length: int, padding: Padding
 ) -> Iterator[np.ndarray]:
-    """Yields rows: `length` tokens, how many of them are no padding, bits of those that count.
+    """Yields rows: `length` tokens, the number before the padding, and the bits of the loss mask.
 
-    If there is a worse answer, the `length` tokens with it follow.
+    With a rejected answer, the `length` tokens of its sequence follow.
     """
     ends = sorted(source.chat.ends(getattr(tokenizer, "special", ())))
     first, second = itertools.tee(source.sequences(split, ends))
@@ -148,9 +149,9 @@ def _row(
     length: int,
     padding: Padding,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a row of `_pieces`, and which of all tokens of the turns count.
+    """Returns a row of `_pieces`, and a mask of all tokens of the turns that count.
 
-    encoded: the tokens of each text of the turns; of these as many are taken as there are texts
+    encoded: iterator of the tokens of each text; one item is taken for each text of the turns
     """
     parts = [next(encoded) for turn in turns for _ in turn]
     ids = np.concatenate([np.zeros(0, int), *parts])
@@ -167,7 +168,7 @@ def _row(
 
 
 def _report(split: str, length: int, made: int, cut: int, left_out: int) -> None:
-    """Prints how many conversations were cut or left out; UserError if all were left out."""
+    """Prints the numbers of cut and dropped conversations; UserError if all were dropped."""
     if left_out and left_out == made:
         raise UserError(
             f"none of the {made:,} conversations of the {split} split has an answer of the "

@@ -1,4 +1,4 @@
-"""Data of an experiment: the splits of a source as symbols of a domain, and their batches."""
+"""Data of an experiment: splits of a source as symbols of a domain, in batches."""
 
 import dataclasses
 import math
@@ -20,12 +20,12 @@ from md4_jax.runtime.sharding import max_over_processes
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A source, read as symbols of a domain.
+    """A source as symbols of a domain.
 
-    The documents of each split are joined to a token stream, which is cut into windows. Documents
-    with labels or prompts, conversations, and all with windows='documents', are sequences of their
-    own. A source with `rows` supplies the sequences and their context itself.
-    Batches hold the rows of a global batch that belong to this process: `rows`, ascending.
+    The documents of each split are concatenated into a token stream, which is cut into windows.
+    With windows='documents', and for labels, prompts or conversations, each document is one
+    sequence. A source with `rows` supplies sequences and context itself. Batches hold the rows of a
+    global batch that belong to this process: `rows`, ascending.
     """
 
     source: Any
@@ -51,7 +51,7 @@ class Corpus:
             )
 
     def _check_symbols(self) -> None:
-        """Raises UserError if examples are not of the shape and symbols of the run's domain."""
+        """Raises UserError if examples do not have the shape and symbols of the run's domain."""
         own = self.source.domain() if hasattr(self.source, "domain") else self.domain
         facts = [(domain.shape, domain.vocab_size) for domain in (own, self.domain)]
         if facts[0] != facts[1]:
@@ -60,7 +60,7 @@ class Corpus:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Returns those of the source, and what is asked for and needs shards, if it has none."""
+        """Returns the warnings of the source, and one for options that need shards without any."""
         found, store = [*self.source.warnings], self.options.store
         if store and not self._has_shards:
             found.append(
@@ -76,11 +76,11 @@ class Corpus:
 
     @property
     def counts_padding(self) -> bool:
-        """Returns whether sequences are filled up with ends of text, which count as tokens."""
+        """Returns whether padding consists of end-of-text tokens that count."""
         return (self._are_own or self._are_documents) and self.options.padding == "end_of_text"
 
     def stream(self, split: str) -> np.ndarray | TokenShards:
-        """Returns the tokens of a split, one sequence after another, memory-mapped if it can be."""
+        """Returns the tokens of a split, one sequence after another, memory-mapped if possible."""
         if self._has_rows:
             return self._rows(split).stream()
         if self._has_shards:
@@ -88,14 +88,14 @@ class Corpus:
         return packing.token_stream(self.source, self.domain.tokenizer, split)
 
     def shards(self) -> str:
-        """Returns the directory of shards that hold the tokens; '' if there are none."""
+        """Returns the directory of the token shards; '' if there are none."""
         if not self._has_shards:
             return ""
         store, tokenizer = self.options.store, self.domain.tokenizer
         return str(prepare.prepared(self.source, tokenizer, store).folder)
 
     def fingerprint(self) -> dict[str, int]:
-        """Returns {tokens, crc32} of the training split; UserError if processes have other data."""
+        """Returns {tokens, crc32} of the training split; UserError if processes differ in it."""
         if self._has_rows:
             found = self._rows("train").fingerprint()
         elif self._has_shards:
@@ -103,13 +103,13 @@ class Corpus:
             found = prepare.fingerprint(self.source, self.domain.tokenizer, "train", store)
         else:
             found = packing.fingerprint(self.source, self.domain.tokenizer, "train")
-        number = found["crc32"] >> 1  # 31 bits, so that its negative is an int32 too
+        number = found["crc32"] >> 1  # 31 bits: its negative is an int32 too
         if max_over_processes(number) != -max_over_processes(-number):
             raise UserError("the processes have different training data: make data.path the same")
         return found
 
     def sizes(self, splits: Iterable[str]) -> dict[str, SplitSize]:
-        """Tokenises the splits and returns their sizes; UserError for one that is too short."""
+        """Tokenises the splits and returns their sizes; UserError if one is too short."""
         found = {split: self._sequences(split).size for split in splits}
         if "train" in found:
             found["train"] = self._training.size
@@ -135,7 +135,7 @@ class Corpus:
         )
 
     def training_in_order(self, *, batch_size: int, rows: np.ndarray) -> Iterator[Batch]:
-        """Returns the batches of all training sequences by their numbers, then that of the rest."""
+        """Returns the batches of all training sequences in order, then one with the rest."""
         return loader.eval_batches(self._training, batch_size=batch_size, rows=rows)
 
     def eval_batches(
@@ -143,8 +143,8 @@ class Corpus:
     ) -> Iterator[Batch]:
         """Returns the batches of a whole split, in order.
 
-        stride  tokens from the start of a window to that of the next; the tokens that two windows
-                share are only conditioned on in the second. 0: adjacent windows
+        stride  tokens from the start of one window to the next; tokens shared by two windows are
+                context in the second. 0: adjacent windows
         """
         self.check_stride(stride)
         return loader.eval_batches(
@@ -155,12 +155,12 @@ class Corpus:
         )
 
     def check_stride(self, stride: int) -> None:
-        """Raises UserError for windows that slide over single examples."""
+        """Raises UserError for a stride if examples are whole sequences."""
         if stride and self._has_rows:
             raise UserError(f"stride={stride} slides over text; this data is single examples")
 
     def example(self, split: str, number: int) -> np.ndarray:
-        """Returns the symbols [L] of one example of a split; UserError if there is no such."""
+        """Returns the symbols [L] of one example of a split; UserError if it does not exist."""
         rows = self._rows(split)
         if number >= len(rows):
             raise UserError(
@@ -181,7 +181,7 @@ class Corpus:
         )
 
     def _sequences(self, split: str, step: int = 0, conditional: bool = False) -> Windows | Rows:
-        """Returns the rows of a split or its windows, which are adjacent if step is 0."""
+        """Returns the rows of a split, or its windows; step 0: adjacent windows."""
         if self._has_rows:
             return self._rows(split)
         length = self.options.length
@@ -220,17 +220,17 @@ class Corpus:
 
     @property
     def _has_shards(self) -> bool:
-        """Returns whether the tokens are kept in shards."""
+        """Returns whether the tokens are stored in shards."""
         return not self._has_rows and prepare.is_sharded(self.source, self.options.store)
 
     @property
     def _are_documents(self) -> bool:
-        """Returns whether each document of a text is one sequence."""
+        """Returns whether each text document is one sequence."""
         return self.options.windows == "documents"
 
     @property
     def _are_own(self) -> bool:
-        """Returns whether each document is one sequence, since it has a label or answers."""
+        """Returns whether each document is one sequence because it has a label or answers."""
         return labelled.own_sequences(self.source)
 
     @property
@@ -239,9 +239,9 @@ class Corpus:
 
 
 def check_same_text(kept: Mapping[str, int] | None, now: Mapping[str, int], workdir: Place) -> None:
-    """Raises UserError if a run is resumed on other tokens than it was trained on.
+    """Raises UserError if a resumed run would train on different tokens.
 
-    kept: the fingerprint in its checkpoint; None where an older version wrote it.
+    kept: the fingerprint in its checkpoint; None in checkpoints of older versions.
     """
     if kept is not None and kept != now:
         before, after = (f"{x['tokens']:,} tokens, CRC-32 {x['crc32']:08x}" for x in (kept, now))

@@ -6,7 +6,7 @@ from typing import Any
 from md4_jax.data.bpe_files import CONFIG, byte_of_character
 from md4_jax.data.proteins import ENTRIES, Proteins
 
-# What transformers' EsmTokenizer is told of the vocabulary beside it.
+# Options of transformers' EsmTokenizer for the vocabulary beside it.
 ESM = {
     "tokenizer_class": "EsmTokenizer", "cls_token": "<cls>", "eos_token": "<eos>",
     "mask_token": "<mask>", "pad_token": "<pad>", "unk_token": "<unk>",
@@ -14,7 +14,7 @@ ESM = {
 
 
 def files_of(tokenizer: Any) -> dict[str, str]:
-    """Returns the texts of the files of a vocabulary, by name; {} if it cannot be written so."""
+    """Returns {file name: text} of a vocabulary; {} if it has no such format."""
     if isinstance(tokenizer, Proteins):
         return {"vocab.txt": "\n".join(ENTRIES), CONFIG: json.dumps(ESM)}
     definition = definition_of(tokenizer)
@@ -22,9 +22,9 @@ def files_of(tokenizer: Any) -> dict[str, str]:
 
 
 def definition_of(tokenizer: Any) -> str:
-    """Returns the contents of a tokenizer.json; "" for a vocabulary that cannot be written so.
+    """Returns the contents of a tokenizer.json; "" if the vocabulary has no such format.
 
-    Byte pairs have one already. Characters and bytes become pairs of which none is ever merged.
+    Byte-pair encodings already have one. Characters and bytes become a BPE model without merges.
     """
     told = json.loads(tokenizer.to_json())
     if "definition" in told:
@@ -41,9 +41,9 @@ def definition_of(tokenizer: Any) -> str:
 
 
 def _unmerged(entries: list[str], end: str = "") -> str:
-    """Returns a vocabulary of single characters, or of the characters that stand for bytes.
+    """Returns a BPE vocabulary without merges: of characters, or of the characters for bytes.
 
-    end: the special entry after them; "": there is none, and the entries are not bytes
+    end: special token after them; "": there is none, and the entries are not bytes
     """
     added = {
         "id": len(entries), "content": end, "single_word": False, "lstrip": False,

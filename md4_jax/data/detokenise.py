@@ -1,8 +1,8 @@
-"""Text as people write it, from corpora whose text was split into tokens: docs/zero_shot.md.
+"""Detokenisation of corpora whose text was split into tokens: docs/zero_shot.md.
 
-Each rule is (pattern, replacement), applied in order. They do what the field's evaluations do
-(SEDD, arXiv:2310.16834; MDLM, 2406.07524; the rules for WikiText come from Megatron-LM), so that
-numbers compare; oddities, such as "N" becoming 1 in WikiText, are theirs.
+Each rule is (pattern, replacement), applied in order. The rules are those of published evaluations
+(SEDD, arXiv:2310.16834; MDLM, 2406.07524; for WikiText those of Megatron-LM), so that numbers are
+comparable. Their oddities, such as "N" becoming 1 in WikiText, are kept.
 """
 
 import re
@@ -24,7 +24,7 @@ def _literal(*pairs: tuple[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple((re.escape(old), new.replace("\\", r"\\")) for old, new in pairs)
 
 
-# Brackets and quotes lose the blanks inside them.
+# Removes the spaces inside brackets and quotes.
 _WIKITEXT = _rules(
     *_literal(("s '", "s'"), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")),
     *_literal((" : ", ": "), (" ; ", "; "), (" . ", ". ")),
@@ -71,7 +71,7 @@ def _by(*rules: Rules) -> Callable[[str], str]:
 
 
 def lambada(text: str) -> str:
-    """Makes quotes straight and begins a passage with a line break, as OpenAI's GPT-2 did."""
+    """Straightens quotes and begins a passage with a line break, as OpenAI did for GPT-2."""
     straight = text.replace("\N{LEFT DOUBLE QUOTATION MARK}", '"')
     return "\n" + straight.replace("\N{RIGHT DOUBLE QUOTATION MARK}", '"').strip()
 
@@ -86,7 +86,7 @@ DETOKENISERS: dict[str, Callable[[str], str]] = {
 
 
 class Detokenised:
-    """Source of text whose documents are detokenised; everything else is that of the source.
+    """Source with detokenised documents; other attributes are those of the wrapped source.
 
     name: one of DETOKENISERS; UserError for another
     """
@@ -112,7 +112,7 @@ class Detokenised:
         return digest("detokenised", self._name, self._source.fingerprint())
 
     def content(self) -> str:
-        """Returns a hash of the documents, however they are split."""
+        """Returns a hash of the documents that does not depend on the splits."""
         return digest("detokenised", self._name, self._source.content())
 
     def documents(self, split: str) -> Iterator[str]:
@@ -130,11 +130,11 @@ class Detokenised:
         return ((change(prompt), change(answer)) for prompt, answer in self._source.pairs(split))
 
     def rejected(self, split: str) -> Iterator[str]:
-        """Yields the worse answers to the prompts of the split."""
+        """Yields the rejected answers to the prompts of the split."""
         return map(DETOKENISERS[self._name], self._source.rejected(split))
 
     def _sections(self) -> dict[str, list[Part]]:
-        """Returns the files of each section, which give detokenised documents."""
+        """Returns the files of each section; they yield detokenised documents."""
         sections = self._source.sections()
         return {name: [self._part(part) for part in parts] for name, parts in sections.items()}
 

@@ -1,4 +1,4 @@
-"""Domains: the meaning of symbols, and the file in which a run keeps it."""
+"""Domains: the meaning of symbols, and the file that stores it in a run."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ class Domain(Protocol):
     vocab_size  symbols are the integers 0..vocab_size-1
     shape       shape of one example: (256,) for text, (32, 32, 3) for an image
     unit        name of one symbol in reports: "token", "character" or "dimension"
-    labels      names of the classes of examples, by number; () without classes
+    labels      names of the classes of examples, in order; () without classes
 
     The symbols of an example, in row-major order, are a sequence of L = prod(shape) symbols.
     Objectives, processes and samplers work on sequences [B, L] and do not know the shape.
@@ -49,10 +49,10 @@ class Domain(Protocol):
 class TextDomain:
     """Text of `length` tokens.
 
-    tokenizer  one of data/tokenizers.py, or any object like them
+    tokenizer  one of data/tokenizers.py, or any object with the same interface
     length     tokens of one sequence
-    labels     names of the classes of texts, by number: class k is labels[k]. (): no classes
-    chat       form of conversations, which a run keeps in a file of its own. None: there is none
+    labels     names of the classes of texts: class k is labels[k]. (): no classes
+    chat       chat template, which a run stores in a separate file. None: there is none
     """
 
     tokenizer: Any
@@ -81,11 +81,11 @@ class TextDomain:
         return self.tokenizer.encode(text)
 
     def decode(self, row: Sequence[int] | Array) -> str:
-        """Returns the text of token ids, of any number; the mask shows as '_'."""
+        """Returns the text of any number of token ids; the mask is shown as '_'."""
         return self.tokenizer.decode(row)
 
     def to_json(self) -> str:
-        """Returns the JSON object of the domain, which holds that of the tokenizer."""
+        """Returns the JSON object of the domain, which contains that of the tokenizer."""
         tokenizer = json.loads(self.tokenizer.to_json())
         labels = {"labels": self.labels} if self.labels else {}
         fields = {"domain": "text", "length": self.length, **labels, "tokenizer": tokenizer}
@@ -104,7 +104,7 @@ DOMAINS = {"text": TextDomain, "pixels": PixelDomain}
 def domain_from_json(text: str, length: int, load: Load | None = None) -> Domain:
     """Makes the domain that `to_json` wrote.
 
-    length  of a sequence, for the files of older versions, which hold a tokenizer and no length
+    length  tokens of a sequence, for files of older versions, which hold a tokenizer but no length
     load    finds the class of a name that is not built in, such as package.module:attribute
     """
     fields = json.loads(text)
@@ -114,7 +114,7 @@ def domain_from_json(text: str, length: int, load: Load | None = None) -> Domain
 
 
 def domain_of(source: Any, tokenizer: Callable[[], Any], length: int) -> Domain:
-    """Returns the domain of a source: its own, or text of a tokenizer that learns from it.
+    """Returns the domain of a source: its own, or text with a tokenizer fitted to the source.
 
     tokenizer  makes the tokenizer; called for text only
     """
@@ -125,7 +125,7 @@ def domain_of(source: Any, tokenizer: Callable[[], Any], length: int) -> Domain:
 
 
 def same_symbols(one: Domain, other: Domain) -> bool:
-    """Whether the symbols of two domains mean the same; shapes and classes may differ."""
+    """Returns whether symbols mean the same in two domains; shapes and classes may differ."""
     bare = [json.loads(domain.to_json()) for domain in (one, other)]
     for fields in bare:
         for key in ("length", "shape", "labels"):
@@ -134,7 +134,7 @@ def same_symbols(one: Domain, other: Domain) -> bool:
 
 
 def keep_domain(domain: Domain, workdir: Place) -> None:
-    """Writes the domain of a run with a checksum, and its chat template, whole or not at all.
+    """Writes the domain of a run with a checksum, and its chat template, atomically.
 
     A file that exists is left unchanged.
     """
@@ -148,7 +148,7 @@ def keep_domain(domain: Domain, workdir: Place) -> None:
 
 
 def stored_domain(workdir: Place, length: int, load: Load | None = None) -> Domain:
-    """Reads the domain of a run, so that sampling needs no data; UserError if it is missing."""
+    """Reads the stored domain of a run, so that sampling needs no data; UserError if missing."""
     kept = workdir / DOMAIN_FILE
     if not kept.exists():
         raise UserError(f"{kept} is missing: train in this --workdir first")
@@ -156,7 +156,7 @@ def stored_domain(workdir: Place, length: int, load: Load | None = None) -> Doma
 
 
 def read_domain(kept: Place, length: int, load: Load | None = None) -> Domain:
-    """Reads a domain file; UserError that names the file if it is cut short or changed."""
+    """Reads a domain file; UserError, which names the file, if it is truncated or changed."""
     try:
         return domain_from_json(_checked(kept.read_text(encoding="utf-8")), length, load)
     except UnknownClass as error:
@@ -170,7 +170,7 @@ def read_domain(kept: Place, length: int, load: Load | None = None) -> Domain:
 
 
 def _checked(text: str) -> str:
-    """Returns the JSON of a domain; UserError if it has not its checksum, which old files lack."""
+    """Returns the JSON of a domain; UserError if the checksum, which old files lack, is wrong."""
     fields = json.loads(text)
     if fields.pop("crc32", None) not in (None, _crc32(fields)):
         raise UserError("it does not have the checksum with which it was written")

@@ -16,13 +16,13 @@ from md4_jax.data.lock import alone
 from md4_jax.protocols import UserError
 
 TIMEOUT_SECONDS = 60
-ATTEMPTS = 5  # in a row that bring nothing
+ATTEMPTS = 5  # in a row without new bytes
 PAUSE_SECONDS = 2.0
 BLOCK_BYTES = 1 << 18
 
 
 class Cut(OSError):
-    """Raised if a connection ends before the whole file has come."""
+    """Raised if a connection ends before the whole file is received."""
 
 
 def fetch(
@@ -34,14 +34,14 @@ def fetch(
     headers: Mapping[str, str] | None = None,
     instead: str = "",
 ) -> pathlib.Path:
-    """Downloads a file to `path`, unless it is there; it has this name only when it is whole.
+    """Downloads a file to `path`, unless it exists; only a complete file gets this name.
 
     sha256   of the content, in hexadecimal; '': not published
-    size     bytes; 0: as many as the server says
-    instead  advice for the message of a failure: what to do without this download
+    size     bytes; 0: the number that the server reports
+    instead  advice for the error message: what to do without this download
 
-    A download that was cut goes on where it ended, also in another process. Raises UserError
-    with the address if it fails, and if size or checksum are not those that were published.
+    An interrupted download resumes where it ended, also in another process. Raises UserError with
+    the address if it fails, and if size or checksum differ from the published ones.
     """
     with alone(path.with_name(path.name + ".lock"), f"the download of {path.name}"):
         if path.exists():
@@ -69,7 +69,7 @@ def fetch(
 
 
 def _whole(url: str, partial: pathlib.Path, headers: Mapping[str, str]) -> None:
-    """Downloads to `partial`, trying again as long as something comes."""
+    """Downloads to `partial`, retrying as long as new bytes arrive."""
     failures = 0
     while True:
         before = partial.stat().st_size if partial.exists() else 0
@@ -77,7 +77,7 @@ def _whole(url: str, partial: pathlib.Path, headers: Mapping[str, str]) -> None:
             return _rest(url, partial, headers)
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code == 416 and before:  # there is nothing after what is here
+            if error.code == 416 and before:  # there are no further bytes
                 partial.unlink()
             elif error.code < 500:
                 raise
@@ -92,12 +92,12 @@ def _whole(url: str, partial: pathlib.Path, headers: Mapping[str, str]) -> None:
 
 
 def _rest(url: str, partial: pathlib.Path, headers: Mapping[str, str]) -> None:
-    """Downloads what `partial` lacks; the whole file if the server's has changed."""
+    """Downloads the missing end of `partial`; the whole file if the server's has changed."""
     have = partial.stat().st_size if partial.exists() else 0
     tag = _tag(partial).read_text() if have and _tag(partial).exists() else ""
     wanted = {"Range": f"bytes={have}-", "If-Range": tag} if tag else {}
     request = urllib.request.Request(url, headers=wanted)
-    for name, value in headers.items():  # a login is not for the server of a redirection
+    for name, value in headers.items():  # a redirection must not get the login
         request.add_unredirected_header(name, value)
     with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
         goes_on = response.status == 206
@@ -124,7 +124,7 @@ def _version(headers: Mapping[str, str]) -> str:
 
 
 def _tag(partial: pathlib.Path) -> pathlib.Path:
-    """Returns the path of the server's name for the version of the file."""
+    """Returns the path of the file with the server's version tag (ETag)."""
     return partial.with_name(partial.name + ".etag")
 
 

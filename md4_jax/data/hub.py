@@ -1,4 +1,4 @@
-"""Files of a data set on the Hugging Face hub, by its web interface."""
+"""Files of a data set on the Hugging Face hub, by its web API."""
 
 import http.client
 import json
@@ -16,10 +16,10 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import cache_root
 
 FORMATS = (".parquet", ".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
-# The hub converts other formats to Parquet, on a branch of their own.
+# The hub converts other formats to Parquet, on a separate branch.
 BRANCHES = ("main", "refs/convert/parquet")
-# Names of texts about a data set, which are no part of it. Names with a number, or with more than
-# a word after the first, are those of documents, such as notice_2020_0001.txt.
+# Names of texts about a data set, which are not part of it. Names with a number, or with more than
+# one word after the first, are those of documents, such as notice_2020_0001.txt.
 ABOUT = re.compile(
     r"(?:(?:licen[cs]e|readme|copying|requirements)(?:[-_.][a-z]+)?|notice|changelog|citation)"
     r"\.txt(?:\.gz|\.xz)?",
@@ -30,7 +30,7 @@ DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", 
 
 
 class HubFile(NamedTuple):
-    """File of a data set: its name in it, address, bytes, and SHA-256 ('' for a small file)."""
+    """File of a data set: path in it, address, bytes, and SHA-256 ('' for a small file)."""
 
     name: str
     url: str
@@ -38,21 +38,21 @@ class HubFile(NamedTuple):
     sha256: str
 
     def local(self, dataset: str) -> pathlib.Path:
-        """Returns the path of the downloaded file, which need not be there."""
+        """Returns the path for the downloaded file; it may not exist yet."""
         return cache_root() / "hub" / dataset / self.name
 
     def fetched(self, dataset: str) -> pathlib.Path:
-        """Returns the path of the file, which is downloaded if it is missing."""
+        """Returns the path of the file after downloading it if it is missing."""
         path = self.local(dataset)
         advice = f"Fetch it elsewhere and put it at {path}"
         return fetch(self.url, path, sha256=self.sha256, headers=_login(), instead=advice)
 
 
 def files(dataset: str, folder: str) -> list[HubFile]:
-    """Lists the text files of a data set below a folder, in the order of names.
+    """Lists the text files of a data set below a folder, sorted by name.
 
-    The first call asks the hub and keeps the answer, so that later ones need no network and name
-    the same files. UserError if there is no such data set, or if it may not be read.
+    The first call queries the hub and stores the answer, so that later calls need no network and
+    return the same files. UserError if the data set does not exist or access is denied.
     """
     kept = cache_root() / "hub" / dataset / _listing(folder)
     found = [file for file in _kept(kept) if is_data(file.name)]  # older versions kept all texts
@@ -71,19 +71,19 @@ def files(dataset: str, folder: str) -> list[HubFile]:
 
 
 def model_file(model: str, name: str) -> pathlib.Path:
-    """Returns the path of a file of a model, OWNER/NAME, which is downloaded if it is missing."""
+    """Returns the path of a file of a model, OWNER/NAME, after downloading it if it is missing."""
     path = cache_root() / "hub" / "models" / model / name
     url = f"{_address()}/{model}/resolve/main/{_quoted(name, '/')}"
     return fetch(url, path, headers=_login(), instead=f"Fetch it elsewhere and put it at {path}")
 
 
 def _listing(folder: str) -> str:
-    """Returns the name of the file that keeps a folder's listing; no two folders share one."""
+    """Returns the name of the file that stores the listing of a folder, unique to the folder."""
     return _quoted(folder, "/").replace("_", "%5F").replace("/", "_") + ".listing.json"
 
 
 def _kept(path: pathlib.Path) -> list[HubFile]:
-    """Returns the files of a listing that was kept; [] if there is none, or it is damaged."""
+    """Returns the files of a stored listing; [] if there is none or it is damaged."""
     if not path.exists():
         return []
     try:
@@ -121,9 +121,9 @@ def _listed(dataset: str, folder: str, branch: str) -> list[HubFile]:
 
 
 def is_data(name: str, endings: tuple[str, ...] = FORMATS) -> bool:
-    """Returns whether a file with that name is data, and not a text about the data set.
+    """Returns whether a file with this name is data, and not a text about the data set.
 
-    endings: those of files that are read
+    endings: file name endings that count as data
     """
     own = name.rpartition("/")[2]
     return own.endswith(endings) and own not in DESCRIPTIONS and not ABOUT.fullmatch(own)

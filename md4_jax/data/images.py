@@ -1,4 +1,4 @@
-"""Images of a source as rows: encoded once, kept on disk, mirrored at random in training."""
+"""Images of a source as rows: encoded once, stored on disk, mirrored at random in training."""
 
 import functools
 import math
@@ -19,12 +19,12 @@ class ImageSource:
     """Methods that all sources of images share. Each source has
 
     shape           (H, W, C)
-    names           names of its classes, by number; () without classes
+    names           names of its classes, in order; () without classes
     levels, labels  options: number of levels (`PixelDomain`), and whether classes are used
     flip            whether training mirrors each image, left to right, with probability 1/2
     fingerprint()   a hash of the images and their splits
     images(split)   the images in pieces, uint8 [N, H, W, C]
-    numbers(split)  their classes, int [N]
+    numbers(split)  the classes of the images, int [N]
     """
 
     flip = False
@@ -40,7 +40,7 @@ class ImageSource:
     def rows(self, split: str) -> Rows:
         """Returns the images of a split as rows of symbols, memory-mapped, with their classes.
 
-        They are encoded once and kept, one byte a symbol. UserError for an image without a class.
+        They are encoded once and stored, one byte per symbol. UserError if an image has no class.
         """
         domain, context = self.domain(), {}
 
@@ -60,7 +60,7 @@ class ImageSource:
         return Rows(tokens, context, augment=Mirror(domain.shape) if self.flip else None)
 
     def _classes(self, split: str, count: int) -> np.ndarray:
-        """Returns the classes of a split; UserError for a number that is none, such as -1."""
+        """Returns the classes of a split; UserError for an invalid class, such as -1."""
         found = np.asarray(self.numbers(split))
         if wrong := found[(found < 0) | (found >= count)].tolist():
             raise UserError(
@@ -80,19 +80,19 @@ class ImageSource:
 
 
 class Mirror(NamedTuple):
-    """Mirrors images of a shape (H, W, C), left to right, where a random bit is set."""
+    """Mirrors images of shape (H, W, C), left to right, where a random bit is set."""
 
     shape: tuple[int, ...]
 
     def __call__(self, tokens: np.ndarray, bits: np.ndarray) -> np.ndarray:
-        """Returns tokens [B, L] with the rows mirrored whose bits [B], uint64, are odd."""
+        """Returns tokens [B, L], mirroring the rows with odd bits; bits: uint64 [B]."""
         images = tokens.reshape(-1, *self.shape)
         chosen = (bits % 2 == 1)[:, None, None, None]
         return np.where(chosen, images[:, :, ::-1], images).reshape(tokens.shape)
 
 
 def from_planes(planes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns images [N, H, W, C] of rows [N, C H W], in which the channels come first."""
+    """Returns images [N, H, W, C] from rows [N, C H W], which are channel-first."""
     height, width, channels = shape
     return planes.reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
 

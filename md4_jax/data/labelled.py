@@ -1,4 +1,4 @@
-"""Texts with labels: each is one sequence, cut or padded, with its class as context."""
+"""Texts with labels: each is one sequence, cut or padded, with the class as context."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ MOST_CLASSES = 1 << 16
 
 
 class Labelled(NamedTuple):
-    """Text with its label, a name or a whole number, and its origin, for messages."""
+    """Text with its label (a name or a whole number) and its origin for messages."""
 
     text: str
     label: str | int
@@ -21,11 +21,11 @@ class Labelled(NamedTuple):
 
 
 class Padding(NamedTuple):
-    """Filling of a row behind a text that is shorter.
+    """Padding of a row after a shorter text.
 
-    end     ids that close a text: its end of text, or none
-    counts  whether a row is filled up with that end, which counts, so that a model learns how long
-            texts are (LLaDA, arXiv:2502.09992); otherwise with tokens that do not count
+    end     ids that end a text: the end-of-text token, or none
+    counts  whether the padding consists of end-of-text tokens that count, so that a model learns
+            the lengths of texts (LLaDA, arXiv:2502.09992); otherwise padding does not count
     """
 
     end: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ class Padding(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Any, kind: str) -> "Padding":
-        """Makes the padding that data.padding names; UserError without an end of text for it."""
+        """Makes the padding of data.padding; UserError if it needs an end of text but has none."""
         end = () if tokenizer.eot_id is None else (int(tokenizer.eot_id),)
         if kind == "end_of_text" and not end:
             raise UserError(
@@ -44,11 +44,11 @@ class Padding(NamedTuple):
 
     @property
     def facts(self) -> list[Any]:
-        """Returns what kept rows are told apart by; nothing for the padding of older versions."""
+        """Returns what distinguishes stored rows; [] for the padding of older versions."""
         return [*self] if self.counts else []
 
     def row(self, ids: np.ndarray, length: int) -> np.ndarray:
-        """Returns `length` tokens, cut or padded, and how many of them count."""
+        """Returns `length` tokens, cut or padded, and the number of them that count."""
         own = np.concatenate([ids, np.array(self.end, int)])[:length].astype(int)
         fill = self.end[0] if self.counts else 0
         filled = np.concatenate([own, np.full(length - len(own), fill)])
@@ -56,7 +56,7 @@ class Padding(NamedTuple):
 
 
 def tell_cut(what: str, split: str, length: int, cut: int, made: int) -> None:
-    """Prints how many texts of a split were cut, of those that were made to sequences."""
+    """Prints how many of the `made` texts of a split were cut."""
     if cut:
         print(
             f"{cut:,} of {made:,} {what} of the {split} split are cut: they have more than "
@@ -66,13 +66,13 @@ def tell_cut(what: str, split: str, length: int, cut: int, made: int) -> None:
 
 
 def own_sequences(source: Any) -> bool:
-    """Returns whether each text of a source is a sequence, with a label, a prompt or messages."""
+    """Returns whether each text of a source is one sequence: with a label, a prompt or messages."""
     keys = ("label_key", "prompt_key", "messages_key")
     return any(getattr(source, key, "") for key in keys)
 
 
 def check_rejected(source: Any, padding: Padding) -> bool:
-    """Returns whether a source has worse answers; UserError if their padding does not count."""
+    """Returns whether a source has rejected answers; UserError if their padding does not count."""
     key = getattr(source, "rejected_key", "")
     if key and not padding.counts:
         raise UserError(
@@ -86,7 +86,7 @@ def classes(texts: Iterable[Labelled]) -> tuple[str, ...] | tuple[int, ...]:
     """Returns the labels of a training split in the order of their classes.
 
     Names are sorted. Whole numbers are the classes themselves, from 0 to the largest.
-    Raises UserError for labels of both kinds, and for numbers that are no classes.
+    Raises UserError for labels of both kinds, and for numbers that are not valid classes.
     """
     found: dict[str | int, str] = {}
     for text in texts:
@@ -114,7 +114,7 @@ def rows(source: Any, domain: Any, split: str, length: int, padding: Padding) ->
     """Returns the texts of a split as rows of `length` tokens with context `label`.
 
     A text ends with the tokenizer's end of text, if it has one. Longer texts are cut, and their
-    number is printed; shorter ones are padded. Texts are tokenised once and kept on disk.
+    number is printed; shorter ones are padded. Texts are tokenised once and stored on disk.
 
     Raises UserError for a label that the training split does not have.
     """
@@ -153,7 +153,7 @@ def _pieces(
     padding: Padding,
     numbers: dict[str | int, int],
 ) -> Iterator[np.ndarray]:
-    """Yields rows: `length` tokens, how many of them count, and the class."""
+    """Yields rows: `length` tokens, the number of them that count, and the class."""
     texts = (text.text for text in source.labelled(split))
     ids_of_each = packing.encoded(source, tokenizer, split, texts)
     made = cut = 0

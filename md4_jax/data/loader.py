@@ -1,7 +1,7 @@
-"""Batches of sequences: endless and shuffled for training, whole and in order otherwise.
+"""Batches of sequences: endless and shuffled for training, all in order for evaluation.
 
-Batch sizes are global: each process receives the rows that its devices need. The global batch does
-not depend on the number of processes.
+Batch sizes are global: each process gets the rows that its devices need. The global batch does not
+depend on the number of processes.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ FEW_ROUNDS, MANY_ROUNDS = 4, 16
 
 
 class TrainIterator:
-    """Endless iterator of batches with a position that can be stored and set."""
+    """Endless iterator of batches with a position that can be saved and restored."""
 
     def __init__(self, batches: grain.IterDataset, batch_size: int):
         self._batches = iter(batches)
@@ -38,14 +38,14 @@ class TrainIterator:
         return next(self._batches)
 
     def get_state(self) -> dict[str, int]:
-        """Returns the number of sequences that all processes together have taken."""
+        """Returns the number of sequences taken so far by all processes together."""
         return {"sequences": self._batches.get_state()["next_index"] * self._batch_size}
 
     def set_state(self, state: dict[str, int]) -> None:
         """Continues after that many sequences, on any number of processes.
 
-        If the batch size does not divide that number, the sequences since the last multiple
-        come again.
+        If the batch size does not divide that number, the sequences since the last multiple are
+        repeated.
         """
         self._batches.set_state({"next_index": state["sequences"] // self._batch_size})
 

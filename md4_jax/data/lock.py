@@ -13,11 +13,13 @@ SECONDS = 0.5
 
 @contextlib.contextmanager
 def alone(path: pathlib.Path, work: str) -> Iterator[None]:
-    """Holds the lock file `path` within the block; waits, and says for whom, while another does.
+    """Holds the lock file `path` within the block; waits while another process holds it.
 
-    work: what is done under the lock, for the message. The system frees the lock when its holder
-    ends, in whatever way, so that a lock of a dead process is never waited for. On a file system
-    without locks two processes write the same files, each whole.
+    While it waits it prints who holds the lock. The system frees the lock when its holder ends,
+    even by a crash. On a file system without locks, two processes write the same files, each
+    completely.
+
+    work: what is done under the lock, for the message
     """
     check_made(path.parent)
     with open(path, "a+") as file:

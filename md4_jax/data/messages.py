@@ -1,4 +1,4 @@
-"""Messages of a conversation in a record, and which text of its rendering answers them."""
+"""Messages of a conversation, and the assistant's answers in its rendered text."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from md4_jax.data.chat import Chat, Messages
 from md4_jax.data.surrogates import without_surrogates
 from md4_jax.protocols import UserError
 
-# Roles, and those of ShareGPT, as templates call them.
+# Names of roles, including those of ShareGPT -> the names that templates use.
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
 ROLES |= {"human": "user", "gpt": "assistant"}
 SPELLINGS = (("role", "content"), ("from", "value"))
@@ -15,17 +15,17 @@ TURNS = ("all", "last", "each")
 
 
 class Turn(NamedTuple):
-    """Answer of the assistant, with its end, and all text between it and the answer before."""
+    """Answer of the assistant, with its end, and the text since the previous answer."""
 
     context: str
     answer: str
 
 
 def conversation(where: str, value: Any) -> tuple[dict[str, Any], ...]:
-    """Returns the messages of a record as templates read them: dicts with role and content.
+    """Returns the messages of a record in the form for templates: dicts with role and content.
 
-    A message is {"role": ..., "content": ...}, or {"from": ..., "value": ...} as ShareGPT has it.
-    Other keys stay, unless they are null.
+    A message is {"role": ..., "content": ...}, or {"from": ..., "value": ...} as in ShareGPT. Other
+    keys are kept unless they are null.
 
     where: the place of the record, for UserError if it is not a list of such messages
     """
@@ -56,7 +56,7 @@ def _message(where: str, value: Any) -> dict[str, Any]:
 
 
 def spelled(value: Any) -> str:
-    """Returns in words what a value of JSON is that is no text: 'a number: 3'."""
+    """Describes a JSON value that is not text: 'a number: 3'."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -70,9 +70,9 @@ def spelled(value: Any) -> str:
 def check_answers(
     where: str, better: tuple[str, Sequence[Any]], worse: tuple[str, Sequence[Any]]
 ) -> None:
-    """Raises UserError unless two conversations differ in nothing but an answer at their end.
+    """Raises UserError unless two conversations differ only in the last answer.
 
-    better, worse  the key of a conversation in the record, and its messages
+    better, worse  the key of a conversation in the record, and the messages
     """
     for key, told in (better, worse):
         if len(told) < 2 or told[-1]["role"] != "assistant":
@@ -95,25 +95,25 @@ def check_answers(
 
 
 def _shown(item: tuple[Any, Any]) -> str:
-    """Names a key of a message; null counts as if it were not there, and is shown."""
+    """Describes a key of a message; null is shown, but treated like a missing key."""
     return f"{item[0]} (null)" if item[1] is None else str(item[0])
 
 
 def sequences(
     chat: Chat, messages: Messages, turns: str, ends: Iterable[str]
 ) -> Iterator[list[Turn]]:
-    """Yields the assistant's turns of each sequence that a conversation makes.
+    """Yields, for each sequence of a conversation, the assistant's turns in it.
 
-    Nothing comes after the last turn of a sequence. A message of the assistant that begins a
-    conversation is not an answer, and belongs to the context.
+    A sequence ends with its last turn. A message of the assistant that begins a conversation is not
+    an answer; it is context.
 
-    turns  "all": one sequence with all turns; "last": one with the last turn, and the others as
-           its context; "each": one for each turn, with what comes before it
-    ends   special tokens that end an answer; what the template writes behind them is not counted,
-           nor is white space behind an answer that none of them ends
+    turns  "all": one sequence with all turns; "last": one with the last turn and the others as
+           context; "each": one for each turn, with all text before it as context
+    ends   special tokens that end an answer. Text that the template writes after them does not
+           count, nor does white space after an answer without such a token
 
-    Raises UserError if the template writes a conversation in another way once it goes on, or begins
-    an answer by words of its own that it does not write where it asks for one.
+    Raises UserError if the template renders the start of a conversation differently once more
+    messages follow, or begins an answer with text that is missing from its generation prompt.
     """
     places = [k for k, one in enumerate(messages) if k and one["role"] == "assistant"]
     if turns == "each":
@@ -126,7 +126,7 @@ def sequences(
 def _turns(
     chat: Chat, messages: Messages, places: Sequence[int], ends: Iterable[str]
 ) -> list[Turn]:
-    """Returns the turns at these places; each lies between two beginnings of the conversation."""
+    """Returns the turns at these indices, as differences of rendered prefixes."""
     whole = chat.render(messages[: places[-1] + 1], answered=False)
     found, done = [], 0
     for place in places:
@@ -151,7 +151,7 @@ def _turns(
 
 
 def _check_begun(chat: Chat, before: Messages, asked: str, answer: str, said: str) -> None:
-    """Raises UserError if the header of an answer would count, as nothing asks for an answer."""
+    """Raises UserError if an answer's header is not in the generation prompt and would count."""
     begins = answer.partition(said)[0] if said else ""
     if begins.strip() and asked == chat.render(before, answered=False):
         raise UserError(
@@ -162,7 +162,7 @@ def _check_begun(chat: Chat, before: Messages, asked: str, answer: str, said: st
 
 
 def _end(text: str, start: int, said: str, ends: Iterable[str]) -> int:
-    """Returns the place behind the first token that ends what is said, or behind the last word."""
+    """Returns the index after the first token that ends the answer, or else after the last word."""
     place = text.find(said, start)
     begin = start if place < 0 else place + len(said)
     found = [text.find(end, begin) + len(end) for end in ends if end in text[begin:]]

@@ -1,4 +1,4 @@
-"""Sequences of a mixture: parts that are packed by themselves, and drawn by their shares."""
+"""Sequences of a mixture: parts are packed separately and sampled by their shares."""
 
 import contextlib
 import dataclasses
@@ -17,11 +17,11 @@ from md4_jax.data.sequences import Rows, SplitSize, Windows
 from md4_jax.data.sources.mixture import Mixture
 from md4_jax.protocols import Batch, UserError
 
-BLOCK = 1 << 16  # training sequences in which each part has its exact share
+BLOCK = 1 << 16  # training sequences with exact shares of the parts
 
 
 def corpus_of(source: Any, domain: Any, options: Any) -> Corpus:
-    """Returns the corpus of a source, which may be a mixture."""
+    """Returns the corpus of a source or of a mixture."""
     return (MixedCorpus if isinstance(source, Mixture) else Corpus)(source, domain, options)
 
 
@@ -29,8 +29,8 @@ def corpus_of(source: Any, domain: Any, options: Any) -> Corpus:
 class MixedCorpus(Corpus):
     """Corpus of a mixture.
 
-    Training draws sequences of the parts by their shares; see `Mixed`. Other splits are those of
-    all parts, one after another, each sequence once: shares do not matter there.
+    Training takes sequences of the parts by their shares; see `Mixed`. Other splits contain each
+    sequence of all parts once, one part after another, whatever their shares.
     """
 
     def __post_init__(self):
@@ -52,13 +52,13 @@ class MixedCorpus(Corpus):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Returns those of all parts, with their names."""
+        """Returns the warnings of all parts, with their names."""
         corpora = self._corpora.items()
         return tuple(f"data.parts.{name}: {said}" for name, c in corpora for said in c.warnings)
 
     @property
     def counts_padding(self) -> bool:
-        """Returns whether the sequences of a part are filled up with tokens that count."""
+        """Returns whether any part has padding that counts."""
         return any(corpus.counts_padding for corpus in self._corpora.values())
 
     def stream(self, split: str) -> "Joined":
@@ -100,7 +100,8 @@ class MixedCorpus(Corpus):
     ) -> Iterator[Batch]:
         """Returns the batches of a whole split of each part; see `Corpus`.
 
-        The parts take turns by their numbers of batches, so that the first batches are of all.
+        Batches of the parts are interleaved in proportion to their numbers, so that the first
+        batches contain all parts.
         """
         told = dict(batch_size=batch_size, rows=rows, stride=stride)
         corpora = [c for c in self._corpora.values() if c._sequences(split).size.tokens]
@@ -112,7 +113,7 @@ class MixedCorpus(Corpus):
         return woven([corpus.eval_batches(split, **told) for corpus in corpora], counts)
 
     def check_stride(self, stride: int) -> None:
-        """Raises UserError for windows that slide over a part of single examples."""
+        """Raises UserError for a stride if examples of a part are whole sequences."""
         for name, corpus in self._corpora.items():
             with _named(name):
                 corpus.check_stride(stride)
@@ -130,7 +131,7 @@ class MixedCorpus(Corpus):
 
 @contextlib.contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Lets errors name a part."""
+    """Adds the name of a part to errors."""
     try:
         yield
     except UserError as error:
@@ -138,9 +139,9 @@ def _named(name: str) -> Iterator[None]:
 
 
 def woven(parts: Sequence[Iterator[Any]], counts: Sequence[int]) -> Iterator[Any]:
-    """Yields all items of the parts, each part's in its order, spread evenly.
+    """Yields all items of the parts, evenly interleaved, keeping the order within a part.
 
-    counts: about how many items each has
+    counts: approximate number of items of each part
     """
     turns = [((k + 0.5) / count, part) for part, count in enumerate(counts) for k in range(count)]
     for _, part in sorted(turns):
@@ -149,10 +150,10 @@ def woven(parts: Sequence[Iterator[Any]], counts: Sequence[int]) -> Iterator[Any
 
 
 class Mixed:
-    """Training sequences of several parts, numbered one part after another.
+    """Training sequences of several parts, indexed one part after another.
 
-    parts   sequences of each, of the same length
-    counts  how many of BLOCK successive training sequences each part gives
+    parts   sequences of each part, of the same length
+    counts  number of sequences of each part among BLOCK successive training sequences
     """
 
     def __init__(self, parts: Sequence[Windows | Rows], counts: Sequence[int]):
@@ -187,21 +188,21 @@ class Mixed:
 
     @functools.cached_property
     def _has_segments(self) -> bool:
-        """Returns whether any part has segments; all batches are alike."""
+        """Returns whether any part has segments; then all batches have them."""
         first = [part.take(np.array([0])) for part in self._parts]
         return any("segments" in batch.context for batch in first)
 
     def rest(self) -> None:
-        """Returns None: what is left of a part behind its last whole sequence is not trained on."""
+        """Returns None: tokens after the last whole sequence of a part are not used in training."""
 
     def order(self, seed: int, rounds: int) -> Callable[[int], int]:
-        """Returns a function: place in the endless order -> number of the sequence there.
+        """Returns a function (position in the endless order) -> index of the sequence.
 
-        Of each BLOCK of places the parts have their exact counts. Each part is spread over the
-        block: the k-th of its n sequences has a random place in [k, k + 1) / n, so that of any
-        places in a row a part has its share to within two sequences of the parts. A part goes
-        through its own permutations, one for each of its epochs. So a place is computed without
-        those before it, and a run goes on from any.
+        In each BLOCK of positions the parts have exactly their counts. Each part is spread over the
+        block: the k-th of its n sequences has a random position in [k, k + 1) / n. So in any run of
+        successive positions a part has its share to within two sequences of the parts. Each epoch
+        of a part is another permutation of it. A position is computed without the ones before it,
+        so a run can resume anywhere.
 
         seed    seed of the order
         rounds  rounds of the permutations
@@ -213,7 +214,7 @@ class Mixed:
 
         @functools.lru_cache(maxsize=8)
         def block(number: int) -> tuple[np.ndarray, np.ndarray]:
-            """Returns the part of each place of a block, and its number among those of the part."""
+            """Returns the part of each position of a block, and its rank within the part."""
             bits = np.random.Philox(key=seed, counter=number << 64).random_raw(len(plain))
             jitter = (bits >> np.uint64(11)) * 2.0**-53
             owner = plain[np.argsort((within_part + jitter) / counts[plain], kind="stable")]
@@ -237,8 +238,8 @@ class Mixed:
 def apportioned(shares: Mapping[str, float], total: int) -> list[int]:
     """Returns whole numbers in the ratio of the shares that sum to `total`.
 
-    What is left after rounding down goes to the largest remainders. UserError for a share that
-    would get none.
+    After rounding down, the rest goes to the largest remainders. UserError for a share that would
+    get 0.
     """
     exact = np.array([share * total for share in shares.values()])
     found = np.floor(exact).astype(int)
@@ -254,7 +255,7 @@ def apportioned(shares: Mapping[str, float], total: int) -> list[int]:
 
 
 class Joined:
-    """Token streams, one after another; a slice is an array."""
+    """Concatenated token streams; a slice is an array."""
 
     def __init__(self, streams: Sequence[Any]):
         self._streams = streams

@@ -5,7 +5,7 @@ from typing import Any
 
 from md4_jax.protocols import UserError
 
-# Finds the class that a name like package.module:attribute stands for.
+# Finds the class of a name like package.module:attribute.
 Load = Callable[[str], Any]
 
 
@@ -14,17 +14,17 @@ class UnknownClass(UserError):
 
 
 class NotTrusted(UnknownClass):
-    """Raised if a stored name may not be imported, because the user has not allowed it."""
+    """Raised if a stored name may not be imported because the user has not allowed it."""
 
 
 def class_of(name: Any, built_in: Mapping[str, Any], kind: str, load: Load | None) -> Any:
     """Returns the built-in class of that name, or the class that `load` finds.
 
-    kind  what the classes are, in the messages
-    load  takes names like package.module:attribute and raises UserError where there is none
+    kind  kind of the classes, for messages
+    load  finds the class of a name like package.module:attribute; UserError if there is none
 
-    Raises UserError for a name that is neither built in nor of that form, and UnknownClass for
-    one that `load` does not find.
+    Raises UserError for a name that is neither built in nor of that form, and UnknownClass for one
+    that `load` does not find.
     """
     if isinstance(name, str) and name in built_in:
         return built_in[name]

@@ -10,8 +10,8 @@ def ladder(
 ) -> list[float]:
     """Returns the bits per token of held-out text under the n-gram models of order 1..max_order.
 
-    Order n conditions on the n - 1 tokens before. See `probabilities` for the model.
-    9 million training tokens of 27 symbols take some seconds and about 1 GiB.
+    Order n conditions on the previous n - 1 tokens. See `probabilities` for the model. With 9
+    million training tokens of 27 symbols it takes a few seconds and about 1 GiB.
     """
     orders = probabilities(train_tokens, test_tokens, vocab_size, max_order)
     return [float(0.0 - np.log2(p).mean()) for p in orders]  # 0.0 and not -0.0 where p is 1
@@ -26,10 +26,10 @@ def probabilities(
 
         p_n(w | h) = (c(hw) + T(h) p_{n-1}(w | h')) / (c(h) + T(h)),    p_0 = 1 / V
 
-    where c counts occurrences, T(h) the different tokens seen after h, and h' is
-    h without its oldest token. A context never seen leaves p_{n-1}, so each p_n
-    sums to 1 over the vocabulary. The first tokens of the test text have shorter
-    contexts and keep the order that these allow.
+    where c counts occurrences, T(h) is the number of distinct tokens seen after h, and h' is h
+    without its oldest token. For an unseen context p_n = p_{n-1}, so each p_n sums to 1 over the
+    vocabulary. The first tokens of the test text have shorter contexts and use the highest order
+    that these allow.
     """
     streams = [np.asarray(train_tokens, np.int64), np.asarray(test_tokens, np.int64)]
     codes = [np.zeros_like(stream) for stream in streams]
@@ -42,7 +42,7 @@ def probabilities(
 
 
 def _extended(codes, streams, vocab_size: int, order: int) -> list[np.ndarray]:
-    """Codes each window of `order` tokens as one integer, from the codes of order - 1."""
+    """Encodes each window of `order` tokens as one integer, from the codes of order - 1."""
     if order > 1:
         codes = [code[:-1] for code in codes]
     largest = max((int(code.max()) for code in codes if code.size), default=0)
@@ -56,7 +56,7 @@ def _extended(codes, streams, vocab_size: int, order: int) -> list[np.ndarray]:
 
 
 def _interpolated(train, test, lower: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Returns p_n of the test windows, from p_{n-1} of their last tokens."""
+    """Returns p_n of the test windows, given p_{n-1} of their last tokens."""
     if not train.size:
         return lower
     grams, counts = np.unique(train, return_counts=True)
@@ -71,6 +71,6 @@ def _interpolated(train, test, lower: np.ndarray, vocab_size: int) -> np.ndarray
 
 
 def _look_up(keys: np.ndarray, values: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """Looks each query up among the sorted keys; 0 where it is not one of them."""
+    """Looks up each query in the sorted keys; 0 if it is not one of them."""
     place = np.minimum(np.searchsorted(keys, queries), len(keys) - 1)
     return np.where(keys[place] == queries, values[place], 0)

@@ -1,4 +1,4 @@
-"""Token stream of a split: one long array of ids, tokenised once and kept on disk."""
+"""Token stream of a split: one long array of ids, tokenised once and stored on disk."""
 
 import hashlib
 import json
@@ -26,8 +26,8 @@ Pieces = Callable[[], Iterable[np.ndarray]]
 def token_stream(source, tokenizer, split: str) -> np.ndarray:
     """Returns the ids of a split [N], memory-mapped, in the smallest unsigned type.
 
-    Each document is followed by the tokenizer's end of text; if it has none, its
-    separator stands between documents. The first call tokenises the split; see `kept`.
+    Each document is followed by the tokenizer's end of text. A tokenizer without one puts its
+    separator between documents. The first call tokenises the split; see `kept`.
 
     Raises UserError for text that the tokenizer cannot encode.
     """
@@ -35,7 +35,7 @@ def token_stream(source, tokenizer, split: str) -> np.ndarray:
 
 
 def fingerprint(source, tokenizer, split: str) -> dict[str, int]:
-    """Returns {tokens, crc32} of a split, by which texts and tokenizers are told apart."""
+    """Returns {tokens, crc32} of a split, to detect another text or tokenizer."""
     path, _ = _kept_stream(source, tokenizer, split)
     written = json.loads(contents.record(path).read_text())
     return {name: written[name] for name in ("tokens", "crc32")}
@@ -44,18 +44,18 @@ def fingerprint(source, tokenizer, split: str) -> dict[str, int]:
 def kept(
     described: Sequence[Any], size: int, split: str, pieces: Pieces
 ) -> tuple[pathlib.Path, str]:
-    """Returns (file, dtype) of integers that were made once and are kept on disk, whole.
+    """Returns (file, dtype) of integers that are computed once and stored on disk.
 
-    described  everything that the integers depend on, first the source's fingerprint; its hash is
-               part of the file name
-    size       a number above all of the integers, which decides the dtype
+    described  everything that the integers depend on, beginning with the source's fingerprint; its
+               hash is part of the file name
+    size       an upper bound of the integers (exclusive), which determines the dtype
     pieces     yields the integers in pieces
 
-    The first call writes a file in the cache directory, and beside it a record of its contents.
-    Later calls only check length and checksum. A damaged file is reported and made again. Memory
-    does not grow with the data, and several processes may call at once.
+    The first call writes a file in the cache directory and a record of its contents beside it.
+    Later calls only check length and checksum. A damaged file is reported and rewritten. Memory use
+    does not grow with the data, and several processes may call this at once.
 
-    Raises UserError when the disk is full, and when it does not return what was written.
+    Raises UserError if the disk is full, or if reading back gives other data than was written.
     """
     key = hashlib.sha256(json.dumps([FORMAT, *described]).encode()).hexdigest()[:20]
     dtype = id_dtype(size).name
@@ -79,13 +79,13 @@ def kept(
 
 def opened(path: pathlib.Path, dtype: str) -> np.ndarray:
     """Returns the integers of a file, memory-mapped."""
-    if path.stat().st_size == 0:  # which cannot be mapped
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
     return np.memmap(path, dtype, mode="r")
 
 
 def encoded(source, tokenizer, split: str, documents: Iterable[str]) -> Iterator[np.ndarray]:
-    """Yields the ids of each document; UserError that says where one cannot be encoded."""
+    """Yields the ids of each document; UserError, with the place, if one cannot be encoded."""
     count = 0
     for batch in _batches(documents):
         try:
@@ -105,7 +105,7 @@ def _kept_stream(source, tokenizer, split: str) -> tuple[pathlib.Path, str]:
 
 
 def _write(path: pathlib.Path, facts: Mapping[str, Any], pieces: Pieces) -> None:
-    """Writes integers after their record, so that no reader finds them without it."""
+    """Writes the record, then the integers, so that no reader finds integers without a record."""
     with new_file(path) as temporary:
         count, crc = 0, 0
         with temporary.open("wb") as file:
@@ -132,7 +132,7 @@ def _stream(source, tokenizer, split: str) -> Iterator[np.ndarray]:
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Groups documents into lists: enough for one call, few enough for memory."""
+    """Groups documents into lists, large enough for one call and small enough for memory."""
     batch, size = [], 0
     for document in documents:
         batch.append(document)
@@ -169,7 +169,7 @@ def _check(ids: np.ndarray, vocab_size: int) -> None:
 def segments(tokens: np.ndarray, eot_id: int) -> np.ndarray:
     """Numbers the document that each token belongs to, int32 [..., L] for tokens [..., L].
 
-    Documents of a row count from 0; an end of text belongs to the document it ends.
+    Documents of a row are numbered from 0; an end-of-text token belongs to the document it ends.
     """
     ends = np.asarray(tokens) == eot_id
     return (np.cumsum(ends, axis=-1) - ends).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Prompts with their answers: each pair is one sequence, of which only the answer counts."""
+"""Prompts with answers: each pair is one sequence, and only the answer counts in the loss."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,14 +12,14 @@ from md4_jax.protocols import UserError
 
 
 def rows(source: Any, domain: Any, split: str, length: int, padding: Padding) -> Rows:
-    """Returns the pairs of a split as rows of `length` tokens; the prompt is only conditioned on.
+    """Returns the pairs of a split as rows of `length` tokens; the prompt is context.
 
-    Prompt and answer are encoded by themselves. An answer ends with the tokenizer's end of text, if
-    it has one. Longer answers are cut, shorter ones are padded. A pair whose prompt leaves no room
-    for an answer is left out. Both numbers are printed. Pairs are tokenised once and kept on disk.
-    If the source has worse answers, the rows of these, with the same prompts, are `rejected`.
+    Prompt and answer are encoded separately. An answer ends with the tokenizer's end of text, if it
+    has one. Longer answers are cut, shorter ones are padded. A pair is dropped if the prompt leaves
+    no room for an answer. Both numbers are printed. Pairs are tokenised once and stored on disk. If
+    the source has rejected answers, their rows, with the same prompts, are `rejected`.
 
-    Raises UserError if no pair is left, and for worse answers whose padding does not count.
+    Raises UserError if no pair remains, and for rejected answers if padding does not count.
     """
     has_worse = check_rejected(source, padding)
     tokenizer = domain.tokenizer
@@ -52,9 +52,9 @@ def _pieces(
     *,
     is_worse: bool,
 ) -> Iterator[np.ndarray]:
-    """Yields rows: `length` tokens, how many of them count or come before, and where they begin.
+    """Yields rows: `length` tokens, where the padding begins, and where the answer begins.
 
-    is_worse: whether the answers are the worse ones; the same pairs are left out with both
+    is_worse: whether these are the rejected answers; the same pairs are dropped for both kinds
     """
     encoded = lambda texts: packing.encoded(source, tokenizer, split, texts)  # noqa: E731
     prompts = (prompt for prompt, _ in source.pairs(split))

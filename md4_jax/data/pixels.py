@@ -18,9 +18,9 @@ class PixelDomain:
     """Images of 8-bit channels, one symbol for the level of each channel of each pixel.
 
     shape   (H, W, C), with C = 1 for grey and C = 3 for red, green and blue
-    levels  number of symbols. With fewer than 256, levels are bins of equal width:
+    levels  number of symbols. With fewer than 256, the levels are bins of equal width:
             level = floor(value * levels / 256)
-    labels  names of the classes, by number: class k is labels[k]. (): no classes
+    labels  names of the classes: class k is labels[k]. (): no classes
 
     The symbols are the levels in row-major order of [H, W, C]: the channels of the first pixel,
     then those of the pixel to its right.
@@ -48,7 +48,7 @@ class PixelDomain:
         return levels.astype(np.uint8).reshape(*levels.shape[:-3], math.prod(self.shape))
 
     def decode(self, row: Sequence[int] | Array) -> np.ndarray:
-        """Returns the image of symbols [..., L] to be shown: uint8 [..., H, W, C]; see `shown`."""
+        """Returns images uint8 [..., H, W, C] of symbols [..., L], with the values of `shown`."""
         row = np.asarray(row)
         return shown(self.levels)[row].reshape(*row.shape[:-1], *self.shape)
 
@@ -64,10 +64,10 @@ class PixelDomain:
 
 
 def shown(levels: int) -> np.ndarray:
-    """Returns the value of 0..255 with which each level is shown: uint8 [levels].
+    """Returns the value in 0..255 that displays each level: uint8 [levels].
 
-    It is the value of the level's bin that is nearest to 255 level / (levels - 1). So the first
-    level is black, the last one white, and encoding what is shown gives the level again.
+    It is the value in the level's bin that is nearest to 255 level / (levels - 1). So the first
+    level is black, the last one is white, and encoding the displayed value returns the level.
     """
     level = np.arange(levels)
     first, last = -(-VALUES * level // levels), -(-VALUES * (level + 1) // levels) - 1

@@ -1,4 +1,4 @@
-"""Preparation of large texts: tokenised once, by all cores, into shards that are found again."""
+"""Preparation of large texts: tokenised once, by all cores, into shards that later runs reuse."""
 
 import hashlib
 import itertools
@@ -33,18 +33,18 @@ FORMAT = 1  # increase it when the same text and tokenizer give other shards
 SHARD_TOKENS = 1 << 25
 BATCH_DOCUMENTS = 2000
 BATCH_CHARACTERS = 1 << 21
-# Text for which it is worth to start processes. Each takes 1.35 s of a core to import jax, the
-# package and the vocabulary, as long as it takes to encode 1.4 million tokens.
+# Smallest text for which several processes are started. Each takes 1.35 s of a core to import
+# jax, the package and the vocabulary, the time for encoding 1.4 million tokens.
 PARALLEL_BYTES = 1 << 24
 POLL_SECONDS = 2.0
-_known: dict[str, Prepared] = {}  # whole, by their folders in object stores
+_known: dict[str, Prepared] = {}  # complete ones, by folder in an object store
 
 
 def is_sharded(source: Any, store: str) -> bool:
-    """Returns whether the tokens of a source are kept in shards, by documents.
+    """Returns whether the tokens of a source are stored in shards, by documents.
 
-    store: data.store. Small texts have shards if it names a directory, else a file of tokens for
-    each split; see data/packing.py.
+    store: data.store. Small texts have shards if it names a directory, else one token file per
+    split; see data/packing.py.
     """
     if not hasattr(source, "sections") or own_sequences(source):
         return False
@@ -59,19 +59,19 @@ def stream(source: Any, tokenizer: Any, split: str, store: str) -> TokenShards:
 
 
 def fingerprint(source: Any, tokenizer: Any, split: str, store: str) -> dict[str, int]:
-    """Returns {tokens, crc32} of a split, equal to that of a file with the same tokens."""
+    """Returns {tokens, crc32} of a split, the same as for one file with these tokens."""
     found = prepared(source, tokenizer, store)
     return found.fingerprint(found.pieces(source.ranges(split, found.documents())))
 
 
 def prepared(source: Any, tokenizer: Any, store: str) -> Prepared:
-    """Returns the shards of a source, and makes those that are missing or damaged.
+    """Returns the shards of a source after making those that are missing or damaged.
 
-    Folder and shards are found again by a hash of the text and the tokenizer. After a kill the
-    work goes on from the last whole shard. One process works; others wait for it, those of other
-    machines too if they see the same folder.
+    Later calls find the folder by a hash of the text and the tokenizer. After an interruption the
+    work resumes after the last complete shard. One process works; the others wait, on other
+    machines too if they share the folder.
 
-    Raises UserError when a document cannot be read or encoded, and when the disk is full.
+    Raises UserError if a document cannot be read or encoded, and if the disk is full.
     """
     described = [FORMAT, source.content(), tokenizer.to_json()]
     key = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
@@ -93,10 +93,10 @@ def _awaited(folder: Place) -> Prepared:
 
 
 def _whole(folder: Place) -> Prepared | None:
-    """Returns what was prepared in a folder; None if it is not complete or a shard is damaged.
+    """Returns the prepared tokens in a folder; None if they are incomplete or a shard is damaged.
 
-    In an object store each look at a shard takes several requests. So what was whole there is not
-    looked at again by this process as long as the manifest stays the same.
+    In an object store, checking a shard takes several requests. So this process does not check
+    complete ones again as long as the manifest is unchanged.
     """
     found, name = read_manifest(folder), str(folder)
     if found is None or not found.is_complete:
@@ -111,7 +111,7 @@ def _whole(folder: Place) -> Prepared | None:
 
 
 def _made(folder: Place, source: Any, tokenizer: Any) -> Prepared:
-    """Makes the shards that a folder lacks."""
+    """Makes the shards that are missing in a folder."""
     end, separator = _end(tokenizer)
     dtype, facts = id_dtype(tokenizer.vocab_size).name, {"content": source.content()}
     facts["tokenizer"] = hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
@@ -123,7 +123,7 @@ def _made(folder: Place, source: Any, tokenizer: Any) -> Prepared:
     for number, why in wrong.items():
         path = folder / found.shards[number].name
         print(f"{path} is not what was kept of the text: {why}. It is made again", flush=True)
-    if found.is_complete and not wrong:  # another process has made it meanwhile
+    if found.is_complete and not wrong:  # another process has made it in the meantime
         return found
     parts = [(name, part) for name, parts in source.sections().items() for part in parts]
     size = sum(part.size for _, part in parts)
@@ -146,7 +146,7 @@ def _made(folder: Place, source: Any, tokenizer: Any) -> Prepared:
 
 
 def _end(tokenizer: Any) -> tuple[np.ndarray, int]:
-    """Returns (ids after each document, how many of them are left out at the end of a split)."""
+    """Returns (ids after each document, number of these omitted at the end of a split)."""
     dtype = id_dtype(tokenizer.vocab_size)
     if tokenizer.eot_id is not None:
         return np.array([tokenizer.eot_id], dtype), 0
@@ -158,18 +158,18 @@ class _Batch(NamedTuple):
     section: str
     documents: list[Document]
     end: Cursor
-    position: int  # bytes of all files that were read by then
+    position: int  # bytes of all files read so far
 
 
 class _Maker:
-    """Writes shards from the documents of files; `made` is what there is so far."""
+    """Writes shards from the documents of files; `made` holds the shards so far."""
 
     def __init__(self, made: Prepared, parts: list[tuple[str, Part]], pool: Pool, tokenizer: Any):
         self.made, self._parts, self._pool, self._tokenizer = made, parts, pool, tokenizer
         self._released = 0  # parts
 
     def rest(self) -> None:
-        """Makes all shards after those that there are."""
+        """Makes all shards after the existing ones."""
         shards = self._shards(len(self.made.shards))
         for shard in shards:
             self.made = self.made._replace(shards=(*self.made.shards, shard))
@@ -179,9 +179,9 @@ class _Maker:
         self.made.write()
 
     def release(self) -> None:
-        """Calls `done` of the files that no later shard needs, which the manifest on disk tells.
+        """Calls `done` of the files that no later shard needs according to the manifest on disk.
 
-        A file that ends where the last shard does may be read again, to see that it ends there.
+        A file that ends together with the last shard may be read again to detect its end.
         """
         last = self.made.shards[-1].end.part if self.made.shards else 0
         last = len(self._parts) if self.made.is_complete else last
@@ -202,7 +202,7 @@ class _Maker:
             )
 
     def _shards(self, number: int, until: Cursor | None = None) -> Iterator[Shard]:
-        """Yields shards as they are written, from the one with that number on, up to a place."""
+        """Yields shards as they are written, from this number on, up to a place."""
         start = self.made.shards[number - 1].end if number else Cursor(0, 0)
         ids, lengths, tokens, last = [], [], 0, None
         for batch, found in self._encoded(start, until or Cursor(len(self._parts), 0)):
@@ -224,7 +224,7 @@ class _Maker:
         return Shard(name, last.section, len(ids), len(lengths), *sums, last.end)
 
     def _encoded(self, start: Cursor, until: Cursor) -> Iterator[tuple[_Batch, Any]]:
-        """Yields batches with their ids, and shows the progress."""
+        """Yields batches with their ids, and displays the progress."""
         total, before = (sum(p.size for _, p in self._parts[:n]) for n in (None, start.part))
         texts = lambda batch: [document.text for document in batch.documents]  # noqa: E731
         bar = tqdm.tqdm(

@@ -1,4 +1,4 @@
-"""Tokenizer of proteins: the vocabulary of ESM-2 and DPLM, a letter for each residue."""
+"""Tokenizer of proteins: the vocabulary of ESM-2 and DPLM, one letter per residue."""
 
 import dataclasses
 import functools
@@ -20,13 +20,13 @@ _TOKENS = re.compile("|".join(map(re.escape, SYMBOLS)))
 
 @dataclasses.dataclass(frozen=True)
 class Proteins(Tokenizer):
-    """Residues as capital letters, with the ids of ESM-2's vocabulary; its last one is the mask.
+    """Residues as capital letters, with the ids of ESM-2's vocabulary; its last id is the mask.
 
-    unknown  entry that stands for a letter without one, such as J, * or a small letter: "X", or
-             "<unk>", which ESM takes. "": such a letter is an error
+    unknown  entry for letters outside the vocabulary, such as J, * or a lower-case letter: "X", or
+             "<unk>" as in ESM. "": such a letter is an error
 
-    Entries of several characters are written as they are, <unk> for one. There is no end of a text:
-    network.name="esm" marks both ends of a protein itself.
+    Entries of several characters, such as <unk>, are written literally. There is no end-of-text
+    token: network.name="esm" adds the tokens at both ends of a protein.
     """
 
     unknown: str = ""
@@ -44,10 +44,10 @@ class Proteins(Tokenizer):
             )
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns uint8 [residues]; UnknownCharacter at a letter that has no entry."""
+        """Returns uint8 [residues]; UnknownCharacter for a letter without an entry."""
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
         ids = _letters()[np.minimum(points, 255)]
-        if np.all(ids < self.vocab_size):  # letters alone
+        if np.all(ids < self.vocab_size):  # only letters
             return ids
         return np.array([*self._pieces(text)], np.uint8)
 
@@ -65,7 +65,7 @@ class Proteins(Tokenizer):
             place = found.end() if found else place + 1
 
     def id_of(self, entry: str) -> int | None:
-        """Returns the id of an entry, which is `vocab_size` for the mask; None if there is none."""
+        """Returns the id of an entry, `vocab_size` for the mask; None if there is no such entry."""
         return ENTRIES.index(entry) if entry in ENTRIES else None
 
     def join(self, ids: np.ndarray) -> str:
@@ -74,7 +74,7 @@ class Proteins(Tokenizer):
 
 @functools.cache
 def _letters() -> np.ndarray:
-    """Returns the id of each code point up to 255; one above all ids for what is no letter."""
+    """Returns the id of each code point up to 255; a number above all ids for other characters."""
     table = np.full(256, len(SYMBOLS), np.uint8)
     for entry, number in _NUMBERS.items():
         if len(entry) == 1:

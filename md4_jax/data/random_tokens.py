@@ -8,8 +8,8 @@ import math
 class RandomTokens:
     """Domain of sequences of random symbols.
 
-    image  whether a sequence is an image with 3 channels or 1, if its length is that of a square
-           one. Networks of images need it
+    image  whether a sequence is a square image with 3 channels or 1, if its length allows it.
+           Networks of images need it
     """
 
     vocab_size: int

@@ -1,4 +1,4 @@
-"""Sequences of one length, by index: windows of a token stream, or rows of a source."""
+"""Sequences of equal length, by index: windows of a token stream, or rows of a source."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ ROWS_AT_ONCE = 4096
 
 
 class SplitSize(NamedTuple):
-    """Size of a split: the number of whole sequences, and of all tokens."""
+    """Size of a split: number of whole sequences, and number of all tokens."""
 
     sequences: int
     tokens: int
@@ -27,10 +27,10 @@ class Windows:
 
     tokens       ids [N]: an array, a memory map, or shards
     length       L
-    step         tokens from the start of a window to that of the next: L for adjacent windows, 1
-                 for a window at every offset; UserError beyond L, which would leave out tokens
+    step         tokens from the start of one window to the next: L for adjacent windows, 1 for a
+                 window at every offset; UserError above L, which would skip tokens
     conditional  whether only new tokens count, and those shared with the previous window are
-                 conditioned on
+                 context
     eot_id       end of text; if given, context['segments'] numbers the documents of each window
     """
 
@@ -61,7 +61,7 @@ class Windows:
         return self._batch(rows, index)
 
     def rest(self) -> Batch | None:
-        """Returns the tokens after the last whole window, as a shorter window, or None."""
+        """Returns the tokens after the last whole window, as a shorter window; None if none."""
         covered = len(self) and (len(self) - 1) * self.step + self.length
         if covered == len(self.tokens):
             return None
@@ -83,15 +83,15 @@ class Rows:
     """Examples that are whole sequences, such as images, with their context.
 
     tokens   integers [N, L], an array or a memory map
-    context  other inputs of the network, by name, each [N, ...]: a class `label`
-    lengths  integers [N], where the padding of each row begins, which neither counts nor is seen:
-             it is a segment of its own, -1. None: there is none
-    begins   integers [N], where the tokens that count begin, behind a prompt. None: at the start
-    counted  integers [N, ceil(L / 8)], the bits of the tokens that count (np.packbits), where they
-             lie between others, as the answers of a conversation do. None: see lengths and begins
-    rejected integers [N, L], the same sequences with worse answers, or None
-    augment  changes training rows at random: (tokens [B, L], random bits uint64 [B]) -> tokens.
-             None: they stay as they are
+    context  other inputs of the network, by name, each [N, ...], such as the class `label`
+    lengths  integers [N], index of the first padding of each row. Padding does not count, and no
+             token attends to it: it has its own segment, -1. None: no padding
+    begins   integers [N], index of the first token that counts, after a prompt. None: 0
+    counted  integers [N, ceil(L / 8)], the bits of the tokens that count (np.packbits), if they
+             are not contiguous, as the answers of a conversation. None: see lengths and begins
+    rejected integers [N, L], the same sequences with rejected answers, or None
+    augment  random augmentation of training rows: (tokens [B, L], random bits uint64 [B]) ->
+             tokens. None: no augmentation
     """
 
     tokens: np.ndarray
@@ -122,7 +122,7 @@ class Rows:
         """Returns the rows with these numbers [B]."""
         context = {name: _narrow(values[index]) for name, values in self.context.items()}
         if self._has_padding:
-            # The network does not see padding, which is no text.
+            # The network does not attend to padding.
             is_text = np.arange(self.length) < np.asarray(self.lengths)[index][:, None]
             context["segments"] = np.where(is_text, 0, -1).astype(np.int32)
         tokens = np.asarray(self.tokens[index], np.int32)
@@ -144,7 +144,7 @@ class Rows:
         return sum(int(mask.sum()) for mask in masks)
 
     def rest(self) -> None:
-        """Returns None: every row is whole."""
+        """Returns None: all rows are complete sequences."""
 
     def stream(self) -> np.ndarray:
         """Returns the tokens that count, one row after another."""
@@ -153,7 +153,7 @@ class Rows:
         return self.tokens[self._loss_mask(np.arange(len(self)))]
 
     def fingerprint(self) -> dict[str, int]:
-        """Returns {tokens, crc32}; the checksum is of the tokens, their places and the context."""
+        """Returns {tokens, crc32}; the checksum covers tokens, their positions and the context."""
         crc, arrays = 0, [self.tokens, *(self.context[name] for name in sorted(self.context))]
         places = (self.lengths, self.begins, self.counted, self.rejected)
         arrays += [array for array in places if array is not None]

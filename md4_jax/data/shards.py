@@ -1,4 +1,4 @@
-"""Token streams of large texts: files of ids, and a manifest that says what they hold."""
+"""Token streams of large texts: files of ids, and a manifest that describes them."""
 
 import functools
 import json
@@ -19,7 +19,7 @@ _POLYNOMIAL = 0xEDB88320  # of CRC-32, lowest power in the highest bit
 
 
 class Cursor(NamedTuple):
-    """Place in a text: `taken` documents of the file with that number are before it."""
+    """Position in a text: after `taken` documents of the file with this number."""
 
     part: int
     taken: int
@@ -28,7 +28,8 @@ class Cursor(NamedTuple):
 class Shard(NamedTuple):
     """Entry of the manifest: a file of ids, little-endian, one document after another.
 
-    A file beside it, named .lengths, has the number of tokens of each document, uint32.
+    A file beside it, with the ending .lengths, has the number of tokens of each document, uint32.
+
     section   name of the part of the corpus, such as train
     end       place in the text after the last document
     """
@@ -54,9 +55,9 @@ class Prepared(NamedTuple):
     """Tokens of a corpus in a folder, on a disk or in an object store.
 
     dtype       of the ids
-    vocab_size  a number above all ids
-    separator   tokens at the end of a document that are not kept at the end of a split
-    facts       what the text was: the rest of the manifest
+    vocab_size  a number greater than all ids
+    separator   number of tokens after a document that are omitted at the end of a split
+    facts       description of the text: the rest of the manifest
     """
 
     folder: Place
@@ -68,18 +69,18 @@ class Prepared(NamedTuple):
     is_complete: bool = False
 
     def write(self) -> None:
-        """Writes the manifest, whole or not at all."""
+        """Writes the manifest atomically."""
         fields = {name: getattr(self, name) for name in self._fields if name != "folder"}
         shards = [{**shard._asdict(), "end": shard.end._asdict()} for shard in self.shards]
         text = json.dumps({**fields, "shards": shards}, indent=1)
         write(self.folder / MANIFEST, text.encode())
 
     def documents(self) -> dict[str, int]:
-        """Returns {section: number of its documents}."""
+        """Returns {section: number of documents}."""
         return self._total("documents")
 
     def tokens(self) -> dict[str, int]:
-        """Returns {section: number of its tokens}."""
+        """Returns {section: number of tokens}."""
         return self._total("tokens")
 
     def _total(self, of: str) -> dict[str, int]:
@@ -89,9 +90,9 @@ class Prepared(NamedTuple):
         return found
 
     def damage(self, shard: Shard) -> str:
-        """Says what is wrong with a shard; '' if it is what was written.
+        """Describes how a shard is damaged; '' if it is intact.
 
-        In an object store only sizes are looked at.
+        In an object store only sizes are checked.
         """
         path, lengths = self.folder / shard.name, _lengths_of(self.folder / shard.name)
         if not exists(path) or not exists(lengths):
@@ -111,7 +112,7 @@ class Prepared(NamedTuple):
         return ""
 
     def pieces(self, ranges: Iterable[tuple[str, int, int]]) -> list[Piece]:
-        """Returns the tokens of documents: ranges (section, first document, last plus one)."""
+        """Returns the pieces of document ranges (section, first document, last plus one)."""
         found = []
         for section, start, stop in ranges:
             before = 0
@@ -137,7 +138,7 @@ class Prepared(NamedTuple):
         return Piece(shard, int(ends[first - 1]) if first else 0, int(ends[last - 1]))
 
     def fingerprint(self, pieces: Iterable[Piece]) -> dict[str, int]:
-        """Returns {tokens, crc32} of pieces, one after another, as of one file."""
+        """Returns {tokens, crc32} of the concatenated pieces."""
         tokens, crc, item = 0, 0, np.dtype(self.dtype).itemsize
         for piece in pieces:
             count = piece.stop - piece.start
@@ -152,7 +153,7 @@ class Prepared(NamedTuple):
 class TokenShards:
     """Token stream over several files; its slices are arrays.
 
-    A file on a disk is memory-mapped. Of an object in a store the wanted bytes are fetched.
+    Files on a disk are memory-mapped. From an object store only the required bytes are fetched.
     """
 
     def __init__(self, folder: Place, dtype: str, pieces: list[Piece]):
@@ -174,7 +175,7 @@ class TokenShards:
         return found[1] if len(found) == 2 else np.concatenate(found)
 
     def _read(self, number: int, first: int, stop: int) -> np.ndarray:
-        """Reads the tokens [first, stop) of the stream, which are in that piece."""
+        """Reads the tokens [first, stop) of the stream, all within the piece of this number."""
         piece, before = self._pieces[number], int(self._starts[number])
         path = self._folder / piece.shard.name
         start, stop = (piece.start + edge - before for edge in (first, stop))
@@ -190,7 +191,7 @@ def _mapped(path: str, dtype: str) -> np.memmap:
 
 
 def read_manifest(folder: Place) -> Prepared | None:
-    """Reads what was prepared in a folder; None if there is nothing, or no whole manifest."""
+    """Reads the manifest in a folder; None if there is none, or it is incomplete."""
     if not exists(folder / MANIFEST):
         return None
     try:
@@ -204,8 +205,8 @@ def read_manifest(folder: Place) -> Prepared | None:
 
 
 def write(path: Place, raw: bytes) -> None:
-    """Writes a file, whole or not at all; UserError if the disk is full."""
-    if is_remote(path):  # where every write is so
+    """Writes a file atomically; UserError if the disk is full."""
+    if is_remote(path):  # where every write is atomic
         path.write_bytes(raw)
         return
     with new_file(path) as temporary:
@@ -222,7 +223,7 @@ def _lengths_of(path: Place) -> Place:
 
 
 def joined_crc(first: int, second: int, size: int) -> int:
-    """Returns the CRC-32 of two texts together, the second of `size` bytes, from theirs."""
+    """Returns the CRC-32 of two concatenated texts from their own; the second has `size` bytes."""
     power, square = 1 << 31, 1 << 23  # 1, and x^8: a byte
     while size:
         if size & 1:

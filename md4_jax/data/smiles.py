@@ -1,7 +1,7 @@
-"""Vocabulary of molecules in SMILES, as that of QM9 of UDLM's authors (arXiv:2412.10193).
+"""Vocabulary of molecules in SMILES, such as UDLM's for QM9 (arXiv:2412.10193).
 
-A text is cut into atoms, bonds, brackets and digits by a regular expression; what it does not match
-is left out. The vocabulary is a vocab.json, before whose entries five others come.
+A regular expression splits a text into atoms, bonds, brackets and digits; text that it does not
+match is dropped. The vocabulary consists of five special entries and the entries of a vocab.json.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ FILE = "vocab.json"
 # Classes in the tokenizer.py of kuleshov-group/discrete-diffusion-guidance.
 CLASSES = ("SMILESTokenizer", "QM9Tokenizer", "Zinc250kTokenizer")
 BEGIN, END, MASK, PADDING, UNKNOWN = SPECIAL = ("<bos>", "<eos>", "<mask>", "<pad>", "<unk>")
-# The cut of pschwllr/MolecularTransformer: atoms in square brackets, those without, the rest.
+# Split of pschwllr/MolecularTransformer: atoms in square brackets, atoms without, the rest.
 TOKEN = r"\[[^\]]+\]|Br?|Cl?|[NOSPFIbcnosp]|[().=#\-+\\/:~@?>*$]|%[0-9]{2}|[0-9]"
 
 
 def tokenizer_of(entries: Mapping[str, int], origin: str):
-    """Makes a `tokenizers.Tokenizer` of the contents of a vocab.json.
+    """Makes a `tokenizers.Tokenizer` from the contents of a vocab.json.
 
-    UserError if its ids are not 0, 1, ..., or if it has one of the five special entries.
+    UserError if the ids are not 0, 1, ..., or if it contains one of the five special entries.
     """
     import tokenizers
 

@@ -1,8 +1,8 @@
-"""Halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
+"""Unpaired surrogates, which JSON can contain but UTF-8 cannot."""
 
 
 def without_surrogates(text: str) -> str:
-    """Replaces half a surrogate pair by U+FFFD, the sign for what cannot be read."""
+    """Replaces unpaired surrogates by U+FFFD, the replacement character."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

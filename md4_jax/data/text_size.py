@@ -1,4 +1,4 @@
-"""Numbers of bytes and words of the text of tokens: docs/training.md, Units."""
+"""Numbers of bytes and words in the text of tokens: docs/training.md, Units."""
 
 import codecs
 from collections.abc import Callable
@@ -8,17 +8,17 @@ import numpy as np
 
 
 class TextSize:
-    """Counts the bytes and words of a text whose tokens come in pieces.
+    """Counts the bytes and words of a text, given its tokens in pieces.
 
     Bytes are those of UTF-8, and words are those of `str.split`. The counts of the pieces add up to
     those of the whole text, wherever it is cut: a word counts in the piece with the last byte of
-    its first character. The end-of-text token has no bytes, is no word, and ends one.
+    its first character. The end-of-text token has no bytes, is not a word, and ends a word.
     """
 
     def __init__(self, spellings: list[bytes], eot_id: int | None):
         self._spellings, self._eot_id = spellings, eot_id
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._inside = False  # whether the text so far ends within a word
+        self._inside = False  # whether the text so far ends inside a word
 
     def __call__(self, ids: np.ndarray) -> tuple[int, int]:
         """Returns (bytes, words) of the next tokens [L]."""

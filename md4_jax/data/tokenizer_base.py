@@ -16,22 +16,22 @@ def id_dtype(vocab_size: int) -> np.dtype:
 
 
 class UnknownCharacter(UserError):
-    """Raised for a text with a character that a tokenizer of characters does not know."""
+    """Raised for a text with a character that is not in the vocabulary of a character tokenizer."""
 
 
 class Tokenizer:
-    """Methods that all tokenizers share.
+    """Base class of all tokenizers.
 
-    Each one defines `encode` (text -> ids) and `join` (ids without the mask -> text).
+    A subclass defines `encode` (text -> ids) and `join` (ids without the mask -> text).
     """
 
     @property
     def name(self) -> str:
-        """The `tokenizer.name` under which `from_json` finds the class."""
+        """The `tokenizer.name` by which `from_json` finds the class."""
         return name_of(type(self))
 
     def fit(self, documents: Iterable[str]):
-        """Returns the tokenizer fitted to the documents; most learn nothing from them."""
+        """Returns the tokenizer fitted to the documents; most tokenizers are returned unchanged."""
         del documents
         return self
 
@@ -40,7 +40,7 @@ class Tokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids, mask: str = "_") -> str:
-        """Returns the text of ids [L]; the mask id, vocab_size, shows as `mask`.
+        """Returns the text of ids [L]; the mask id, vocab_size, is shown as `mask`.
 
         Raises UserError for an id outside 0..vocab_size.
         """
@@ -58,7 +58,7 @@ class Tokenizer:
         return mask if ids[0] == self.vocab_size else self.join(ids)
 
     def spellings(self) -> list[bytes] | None:
-        """Returns the UTF-8 bytes of each token; None where a token alone has no text."""
+        """Returns the UTF-8 bytes of each token; None if tokens have no bytes of their own."""
         return [self.decode([i]).encode("utf-8", "surrogatepass") for i in range(self.vocab_size)]
 
     def to_json(self) -> str:

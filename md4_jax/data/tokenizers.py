@@ -1,11 +1,11 @@
-"""Text to token ids and back.
+"""Conversion of text to token ids and back.
 
 Every tokenizer has
     vocab_size    ids are 0..vocab_size-1; vocab_size itself is the mask
     eot_id        the id that ends a document, or None
-    separator     what stands between documents if nothing ends them
+    separator     text between documents if no token ends them
     is_character  whether each token is a character; bits per token are then bits per character
-and the methods of `Tokenizer`. A tokenizer of your own is a frozen dataclass that inherits from
+and the methods of `Tokenizer`. A custom tokenizer is a frozen dataclass that inherits from
 `Tokenizer` and has these attributes, `encode` and `join`. Its name is package.module:class.
 """
 
@@ -36,7 +36,7 @@ class Text8Symbols(Tokenizer):
     is_character = True
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns uint8 [L]. Raises UserError at the first symbol that is not one of the 27."""
+        """Returns uint8 [L]; UserError for the first symbol that is not one of the 27."""
         raw = text.encode("utf-8", "surrogatepass")
         ids = _symbol_ids()[np.frombuffer(raw, np.uint8)]
         wrong = np.flatnonzero(ids == self.vocab_size)
@@ -55,7 +55,7 @@ class Text8Symbols(Tokenizer):
 
 @functools.cache
 def _symbol_ids() -> np.ndarray:
-    """Returns the id of each byte value; 27 for a byte that is no symbol."""
+    """Returns the id of each byte value; 27 for a byte that is not a symbol."""
     table = np.full(256, len(_SYMBOLS), np.uint8)
     table[list(_SYMBOLS.encode())] = np.arange(len(_SYMBOLS))
     return table
@@ -66,7 +66,7 @@ class Characters(Tokenizer):
     """One token per character; ids follow the order of the alphabet.
 
     alphabet  the characters; None: `fit` learns them from the training split
-    spare     number of ids behind the alphabet that stand for no character, such as the two of
+    spare     number of ids after the alphabet without a character, such as the two of
               process.name='resizing'
     """
 
@@ -86,7 +86,7 @@ class Characters(Tokenizer):
     def fit(self, documents: Iterable[str]) -> "Characters":
         """Returns a tokenizer with the characters of the documents, in code point order.
 
-        A given alphabet stays unchanged.
+        If the alphabet was given, it is unchanged.
         """
         if self.alphabet is not None:
             return self
@@ -96,7 +96,7 @@ class Characters(Tokenizer):
         return Characters("".join(sorted(found)), self.spare)
 
     def to_json(self) -> str:
-        """Returns a JSON object, in which `spare` is left out where it says nothing."""
+        """Returns a JSON object; `spare` is omitted if it is 0."""
         spare = {"spare": self.spare} if self.spare else {}
         return json.dumps({"name": self.name, "alphabet": self.alphabet, **spare})
 
@@ -109,7 +109,7 @@ class Characters(Tokenizer):
         return "\n" if "\n" in self._fitted() else ""
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns ids [L]. Raises UserError at the first character outside of the alphabet."""
+        """Returns ids [L]; UserError for the first character outside the alphabet."""
         alphabet, order = self._code_points
         points = _code_points(text)
         place = np.minimum(np.searchsorted(alphabet, points), alphabet.size - 1)
@@ -125,7 +125,7 @@ class Characters(Tokenizer):
         return order[place]
 
     def _shown(self) -> str:
-        """Returns the alphabet as an error shows it, a long one cut off."""
+        """Returns the alphabet for an error message, shortened if it is long."""
         known = self._fitted()
         return repr(known if len(known) <= 100 else f"{known[:100]}...")
 
@@ -169,7 +169,7 @@ class Bytes(Tokenizer):
         return np.frombuffer(raw, np.uint8).astype(id_dtype(self.vocab_size))
 
     def spellings(self) -> list[bytes]:
-        """Returns the byte of each token, and the name of the end of text."""
+        """Returns the byte of each token, and the name of the end-of-text token."""
         return [*(bytes([i]) for i in range(256)), END_OF_TEXT.encode()]
 
     def join(self, ids: np.ndarray) -> str:
@@ -184,7 +184,7 @@ def from_json(text: str, load: Load | None = None):
 
     load  finds the class of a name that is not built in, such as package.module:attribute
 
-    UserError for a definition that names other files, or the hub: it may be somebody else's.
+    UserError for a definition that refers to other files or the hub, because it may be untrusted.
     """
     fields = json.loads(text)
     if fields["name"] == BytePairs.name and (fields.keys() & {"path", "hub"}):

@@ -1,4 +1,4 @@
-"""Fast encoding with vocabularies like GPT-2's: words that were seen before are looked up."""
+"""Fast encoding with vocabularies like GPT-2's, with a cache of words."""
 
 import array
 import json
@@ -9,12 +9,12 @@ import numpy as np
 
 Encode = Callable[[list[str]], list[np.ndarray]]
 
-MOST_CHARACTERS = 1 << 25  # of the words that are kept
-# Python also takes \x1c..\x1f for white space; GPT-2's pattern, of the library, does not.
+MOST_CHARACTERS = 1 << 25  # of the cached words
+# Python also treats \x1c..\x1f as white space; the library's GPT-2 pattern does not.
 _SPACE, _OTHER = r"[^\S\x1c-\x1f]", r"[\S\x1c-\x1f]"
 # GPT-2's pattern starts a new piece before white space, and where an ASCII letter is followed by
-# an ASCII character that is no letter. A text may be cut there, so that words repeat. It is not
-# cut elsewhere: "'s" is a piece, and what a character beyond ASCII is takes a table.
+# an ASCII character that is not a letter. Texts are cut there, so that words repeat. They are not
+# cut elsewhere: "'s" is one piece, and classifying non-ASCII characters would need a table.
 WORD = re.compile(
     rf"{_SPACE}*+[!-@\[-`{{-~]*+[A-Za-z]++(?![^\x00-\x7f])|{_SPACE}*+{_OTHER}++|{_SPACE}++"
 )
@@ -22,7 +22,7 @@ _PRE_TOKENIZER = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": T
 
 
 def encoder(tokenizer, dtype: np.dtype) -> Encode:
-    """Returns a function: texts -> ids of each. It remembers words if that changes no id."""
+    """Returns a function (texts) -> ids of each; it caches words if that does not change any id."""
     if is_exact(tokenizer):
         return Words(tokenizer, dtype).encode
 
@@ -34,7 +34,7 @@ def encoder(tokenizer, dtype: np.dtype) -> Encode:
 
 
 class Words:
-    """Encoder of texts that keeps the ids of words; the ids are those of the library.
+    """Encoder of texts with a cache of the ids of words; the ids are those of the library.
 
     tokenizer  a `tokenizers.Tokenizer` for which `is_exact` is true
     dtype      unsigned type of the ids
@@ -67,7 +67,7 @@ class Words:
 
 
 def is_exact(tokenizer) -> bool:
-    """Returns whether a vocabulary cuts texts by GPT-2's pattern, so that words are independent."""
+    """Returns whether a vocabulary splits texts by GPT-2's pattern: words are independent."""
     parts = json.loads(tokenizer.to_str())
     cut = parts["pre_tokenizer"] or {}
     changes = (parts["normalizer"], parts["truncation"], parts["padding"])

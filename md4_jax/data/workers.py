@@ -1,4 +1,4 @@
-"""Processes that encode texts, one a core; each started as `python -m md4_jax.data.workers`."""
+"""Processes that encode texts, one per core, each started as `python -m md4_jax.data.workers`."""
 
 import collections
 import contextlib
@@ -16,9 +16,9 @@ import numpy as np
 
 from md4_jax.protocols import UserError
 
-WAITING = 2  # batches a process that are read ahead
+WAITING = 2  # batches per process that are read ahead
 
-# Ids of texts, one after another, and the number of ids of each.
+# Concatenated ids of texts, and the number of ids of each.
 Encoded = tuple[np.ndarray, np.ndarray]
 
 
@@ -30,7 +30,7 @@ def encoded(tokenizer: Any, end: np.ndarray, texts: list[str]) -> Encoded:
 
 
 class Pool:
-    """Processes that encode; without any, batches are encoded in this process."""
+    """Pool of encoding processes; without any, batches are encoded in this process."""
 
     def __init__(self, tokenizer: Any, end: np.ndarray, count: int):
         self._tokenizer, self._end = tokenizer, end
@@ -51,7 +51,7 @@ class Pool:
                     pipe.close()
 
     def map(self, batches: Iterable[Any], texts: Callable[[Any], list[str]]) -> Iterator[Any]:
-        """Yields (batch, its texts encoded or a UserError), in the order of the batches."""
+        """Yields (batch, its encoded texts or a UserError), in the order of the batches."""
         count = len(self._processes)
         if not count:
             for batch in batches:
@@ -111,10 +111,10 @@ def _started(tokenizer: Any, end: np.ndarray) -> subprocess.Popen:
 
 
 def main() -> None:
-    """Answers each list of texts on the standard input, until it ends."""
+    """Encodes each list of texts on the standard input, until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks handles it
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # keeps output of libraries out of the answers
     tokenizer, end = pickle.load(source)
     while True:
         try:

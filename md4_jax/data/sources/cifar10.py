@@ -32,15 +32,14 @@ class Cifar10(ImageSource):
     """60,000 colour images of 10 classes: 50,000 for training, 10,000 for test.
 
     path        the archive cifar-10-binary.tar.gz, a directory of its .bin files, or one .bin or
-                .bin.gz file; None: the archive in the cache directory, to which it is downloaded
-                if it is missing
+                .bin.gz file; None: the archive in the cache directory, downloaded if missing
     levels      levels of each channel; 256 keeps the values as they are
     labels      whether images have classes
     flip        whether training mirrors each image, left to right, with probability 1/2
     validation  images at the end of the training files that are held out: a fraction below 1,
                 otherwise their number
-    test        0: the published test file. Otherwise the test split is cut from the end of the
-                training files likewise; a single file needs this
+    test        0: the published test file. Otherwise the size of a test split, cut in the same
+                way from the end of the training files; required for a single file
 
     Raises UserError for a missing or damaged file, and when the download fails.
     """
@@ -132,7 +131,7 @@ def _directory(path: Place, names: tuple[str, ...]) -> Mapping[str, bytes]:
 
 
 def _members(path: Place, names: tuple[str, ...]) -> Mapping[str, bytes]:
-    """Reads files of the archive, by their names without directories."""
+    """Reads files of the archive: {name without directories: content}."""
     found = {}
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:gz") as archive:
@@ -150,7 +149,7 @@ def _members(path: Place, names: tuple[str, ...]) -> Mapping[str, bytes]:
 
 
 def _records(name: str, raw: bytes, count: int) -> np.ndarray:
-    """Returns the records of a file; count: how many there must be, 0 for any number."""
+    """Returns the records of a file; count: the required number, 0 for any."""
     if not raw or len(raw) % RECORD or (count and len(raw) != count * RECORD):
         wanted = f"{count:,} images of {RECORD:,} bytes" if count else f"images of {RECORD:,} bytes"
         raise UserError(f"{name} is cut short or damaged: {len(raw):,} bytes are not {wanted}")

@@ -1,4 +1,4 @@
-"""Public corpora: where they are published, and how the field splits them."""
+"""Public corpora: their addresses and their customary splits."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ Shape = Callable[[Iterator[Document]], Iterator[Document]]
 
 
 class File(NamedTuple):
-    """Published file: its address, and its SHA-256, or '' where none is published."""
+    """Published file: its address and SHA-256; '' if none is published."""
 
     url: str
     sha256: str = ""
@@ -26,11 +26,12 @@ class Recipe(NamedTuple):
     """Public corpus.
 
     files       published files; () for a data set of the hub
-    hub         its name on the hub, and `folder` the files in it
-    sections    those that the corpus has itself; the others are cut from the end of train
-    shape       makes documents of the texts of a file
-    validation  size of a section that is cut: a fraction below 1, or a number of documents
-    test        likewise; the documents of test come last
+    hub         name of the data set on the hub; `folder` selects the files in it
+    sections    sections of the published corpus; the others are cut from the end of train
+    shape       makes documents from the texts of a file
+    validation  size of a section that is cut from train: a fraction below 1, or a number of
+                documents
+    test        likewise; test is the end of the corpus
     """
 
     files: tuple[File, ...] = ()
@@ -43,7 +44,7 @@ class Recipe(NamedTuple):
 
 
 def tidied(documents: Iterator[Document]) -> Iterator[Document]:
-    """Yields the documents without empty lines in a row, as the field reads OpenWebText."""
+    """Yields the documents without repeated empty lines, as is customary for OpenWebText."""
     for document in documents:
         yield document._replace(text=re.sub("\n\n\n+", "\n\n", document.text).strip())
 
@@ -57,7 +58,7 @@ def lines(documents: Iterator[Document]) -> Iterator[Document]:
 
 
 def articles(documents: Iterator[Document]) -> Iterator[Document]:
-    """Joins the lines of WikiText, which are its rows, to articles; a title begins each."""
+    """Joins the lines of WikiText, one per row, into articles; each begins with a title."""
     held: list[Document] = []
     for document in documents:
         if held and re.fullmatch(r" = [^=].* = \n?", document.text):
@@ -69,19 +70,19 @@ def articles(documents: Iterator[Document]) -> Iterator[Document]:
 
 
 def rows(documents: Iterator[Document]) -> Iterator[Document]:
-    """Yields each line, with its end, as a document, as the hub has WikiText; blank ones are ''."""
+    """Yields each line as a document, as WikiText on the hub: with its line end, blank ones ''."""
     for document in documents:
         for number, line in enumerate(io.StringIO(document.text or "\n"), 1):
             yield document._replace(text=line if line.strip() else "", line=number)
 
 
 def sentences(documents: Iterator[Document]) -> Iterator[Document]:
-    """Yields each line without blanks at its ends as a document."""
+    """Yields each line, without spaces at its ends, as a document."""
     return (one._replace(text=one.text.strip()) for one in lines(documents))
 
 
 def news(documents: Iterator[Document]) -> Iterator[Document]:
-    """Yields the rows of a table of class, title and description as 'title description'."""
+    """Yields 'title description' of each row of a table of class, title and description."""
     for document in documents:
         if not document.path.name.endswith(".csv"):  # the hub's rows are texts already
             yield document
@@ -115,7 +116,7 @@ CORPORA = {
         shape=tidied,
         test=100_000,
     ),
-    # The 306,688 sentences of its held-out part are test, as in TensorFlow Datasets.
+    # The 306,688 sentences of its held-out part are the test split, as in TensorFlow Datasets.
     "lm1b": Recipe(
         (
             File(
@@ -143,7 +144,7 @@ CORPORA = {
     "fineweb_edu": Recipe(hub="HuggingFaceFW/fineweb-edu", folder="sample/10BT"),
 }
 
-# A whole word, or one joined to what often follows it: training, validation, testset, traindata.
+# A whole word, or one with a common suffix: training, validation, testset, traindata.
 _SECTION = re.compile(
     r"(?:^|[^a-z])(train|valid|val|dev|test|heldout)(?:ing|ation|set|data|split)?(?![a-z])"
 )
@@ -151,9 +152,9 @@ _NAMES = {"train": "train", "test": "test", "heldout": "test"}
 
 
 def section_of(name: str) -> str:
-    """Returns the section that the name of a file says: train, validation or test.
+    """Returns the section in the name of a file: train, validation or test.
 
-    The last word decides: folders may be named after languages or tasks.
+    The last matching word decides, since folders may be named after languages or tasks.
     """
     found = _SECTION.findall(name.lower())
     return _NAMES.get(found[-1], "validation") if found else "train"

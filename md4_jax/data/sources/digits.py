@@ -1,4 +1,4 @@
-"""Handwritten digits of 8 x 8 pixels, the small images of the package."""
+"""Handwritten digits of 8 x 8 pixels, a small data set shipped with the package."""
 
 import dataclasses
 import gzip
@@ -17,14 +17,14 @@ GREYS = 17
 
 @dataclasses.dataclass(frozen=True)
 class Digits(ImageSource):
-    """1,797 digits of 8 x 8 pixels in 17 greys, those of scikit-learn's load_digits.
+    """1,797 digits of 8 x 8 pixels in 17 grey levels, from scikit-learn's load_digits.
 
-    levels      17 keeps the greys as they are
+    levels      number of grey levels; 17 keeps the original ones
     labels      whether the digit is the class of an image
     validation  fraction of the images if below 1, otherwise their number
     test        likewise
 
-    The images are shuffled once, by seed 0; the last ones are test, those before validation.
+    The images are shuffled once, with seed 0. The last ones are test, those before them validation.
     """
 
     levels: int = GREYS
@@ -57,7 +57,7 @@ class Digits(ImageSource):
 
 
 def _table() -> np.ndarray:
-    """Returns greys and digit of each image, int [1797, 65]."""
+    """Returns the 64 grey levels and the digit of each image, int [1797, 65]."""
     packed = importlib.resources.files("md4_jax.data") / "corpus" / "digits.csv.gz"
     text = gzip.decompress(packed.read_bytes()).decode("ascii")
     return np.loadtxt(io.StringIO(text), delimiter=",", dtype=np.int64)

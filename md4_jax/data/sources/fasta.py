@@ -1,4 +1,4 @@
-"""FASTA: sequences of proteins or nucleic acids, each below a line that begins with '>'."""
+"""FASTA: sequences of proteins or nucleic acids, each after a header line that begins with '>'."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,8 +10,8 @@ ENDINGS = (".fasta", ".fa", ".faa")
 def of_fasta(where: str, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields (number of the header's line, {text, header}) of the records of a file.
 
-    The text is that of all lines up to the next header, without white space. UserError for a file
-    that does not begin with a header, and for a header without a sequence.
+    The text joins all lines up to the next header, without white space. UserError for a file that
+    does not begin with a header, and for a header without a sequence.
     """
     begin, header, parts = 0, "", []
     for number, line in enumerate(lines, 1):

@@ -16,7 +16,7 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
 MIN_DOCUMENTS = 20
-LARGE_BYTES = 1 << 26  # from this on, tokens are kept in shards
+LARGE_BYTES = 1 << 26  # from this size on, tokens are stored in shards
 MOST_LOOKED_AT = 16  # files
 MOST_FACTS = 1000  # files whose hashes the manifest lists
 
@@ -27,31 +27,29 @@ class TextFiles:
 
     path        a file, a directory (all files below it), a glob pattern, in
                 which ** also matches folders, or a tuple of these
-    text_key    key of the text in a record: an object of JSON, or a row of a table. "": all of a
-                file is one text, whatever its name says, as for a folder of source code
-    label_key   likewise of the label, a name or a number from 0 on; each document is then one
-                sequence. "": no labels, and documents are joined
-    prompt_key  likewise of a prompt, whose answer the text is; each pair is then one sequence, and
-                only the answer is noised and counted. Beside messages_key of a list of messages
-                that come before those. "": no prompts
-    rejected_key  likewise of an answer to the prompt that is worse than the text, or of the same
-                conversation with a worse answer at its end, for objective.name="preference". "":
-                there is none
-    messages_key  likewise of a conversation, a list of messages, in place of a text; only what the
-                assistant says is noised and counted. "": no conversations
+    text_key    key of the text in a record (a JSON object or a table row). "": each file is one
+                text, whatever its name, for example source code
+    label_key   key of the label, a name or a number from 0 on; each document is then one
+                sequence. "": no labels, and documents are concatenated
+    prompt_key  key of a prompt; the text is its answer. Each pair is then one sequence, and only
+                the answer is noised and counted. With messages_key: key of a list of messages
+                before those. "": no prompts
+    rejected_key  key of a rejected answer to the prompt, or of the same conversation with a
+                rejected last answer, for objective.name="preference". "": there is none
+    messages_key  key of a conversation, a list of messages, instead of a text; only the messages of
+                the assistant are noised and counted. "": no conversations
     validation  fraction of the documents if below 1, otherwise their number
-    test        likewise; the last documents are test, those before validation
+    test        likewise; the last documents are test, those before them validation
 
-    A .jsonl file holds one document per line, a .json file one per object of its list, a .parquet,
-    .csv or .tsv file one per row, a .fasta, .fa or .faa file one per sequence (without its header,
-    the key "header"), and an archive (.zip, .tar, .tar.gz, .tar.xz) one per file in it,
-    in its order. Any other file is one document. All but archives and .parquet may be compressed
-    (.gz, .xz). The customary held-out set of OpenWebText is its last
-    100,000 documents.
-    Fewer than 20 documents without labels are split by characters instead, in the same order,
-    and amounts then count characters.
+    A .jsonl file has one document per line, a .json file one per object of its list, a .parquet,
+    .csv or .tsv file one per row, a .fasta, .fa or .faa file one per sequence (its header has the
+    key "header"), and an archive (.zip, .tar, .tar.gz, .tar.xz) one per file in it, in its order.
+    Any other file is one document. All but archives and .parquet may be compressed (.gz, .xz). The
+    customary held-out set of OpenWebText is its last 100,000 documents. Fewer than 20 documents
+    without labels are split by characters instead, in the same order; `validation` and `test` then
+    count characters.
 
-    Raises UserError when nothing matches or a file cannot be read as UTF-8 text.
+    Raises UserError if no file matches, or a file cannot be read as UTF-8 text.
     """
 
     path: str | tuple[str, ...]
@@ -80,7 +78,7 @@ class TextFiles:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Names a text with line ends of Windows, if one of the first files has them."""
+        """Names a file with Windows line ends in a warning, if one of the first files has them."""
         found = next(filter(formats.has_windows_ends, self._files[:MOST_LOOKED_AT]), None)
         if found is None:
             return ()
@@ -91,16 +89,16 @@ class TextFiles:
 
     @functools.cached_property
     def is_large(self) -> bool:
-        """Returns whether it is worth to tokenise the text in parallel, by documents."""
+        """Returns whether the text is large enough for tokenising documents in parallel."""
         return self._size >= LARGE_BYTES and self.has_documents
 
     @functools.cached_property
     def has_documents(self) -> bool:
-        """Returns whether there are enough documents, so that splits consist of whole ones."""
+        """Returns whether there are enough documents to split by whole documents."""
         return len(list(itertools.islice(self._all(), MIN_DOCUMENTS))) == MIN_DOCUMENTS
 
     def content(self) -> str:
-        """Returns a hash of the documents, however they are split."""
+        """Returns a hash of the documents that does not depend on the splits."""
         return digest("text", contents.of_texts(self._files), self.text_key, *self._as_records)
 
     def facts(self) -> list[list[str | int]]:
@@ -139,7 +137,7 @@ class TextFiles:
         return ((document.prompt, document.text) for document in self._split(split))
 
     def rejected(self, split: str) -> Iterator[str]:
-        """Yields the worse answers to the prompts of the split."""
+        """Yields the rejected answers to the prompts of the split."""
         return (document.rejected for document in self._split(split))
 
     def conversations(self, split: str) -> Iterator[Document]:
@@ -182,7 +180,7 @@ class TextFiles:
 
     @property
     def _as_records(self) -> tuple[str, ...]:
-        """Tells tokens in the cache from those of versions that read such files as one text."""
+        """Returns a cache key that differs from versions that read such files as one text."""
         is_read = not self._keys.is_plain and any(map(formats.is_new_table, self._files))
         return ("records",) if is_read else ()
 
@@ -210,7 +208,7 @@ class TextFiles:
 
 
 def _read(path: Place, keys: Keys) -> Iterator[Document]:
-    """Yields the documents of a file; UserError for records in an archive, which are not cut."""
+    """Yields the documents of a file; UserError for an archive if records are to be read."""
     for document in formats.read(path, keys):
         records = (*formats.LINES, *formats.SEPARATORS, *formats.FASTA, ".parquet")
         if not keys.is_plain and document.member.lower().endswith(records):
@@ -222,7 +220,7 @@ def _read(path: Place, keys: Keys) -> Iterator[Document]:
 
 
 def check_messages(source: Any) -> None:
-    """Raises UserError for keys that exclude each other or lack another, beside messages_key."""
+    """Raises UserError for keys that conflict with messages_key or require another key."""
     if not source.messages_key:
         if source.rejected_key and not getattr(source, "prompt_key", ""):
             raise UserError(
@@ -241,7 +239,7 @@ def check_messages(source: Any) -> None:
 
 
 def _characters(documents: Iterator[Document], start: int, stop: int) -> Iterator[Document]:
-    """Cuts the characters [start, stop) out of all documents together, as documents."""
+    """Yields the parts of documents within the characters [start, stop) of all documents."""
     offset = 0
     for document in documents:
         first = max(0, start - offset)

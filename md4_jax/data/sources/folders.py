@@ -1,4 +1,4 @@
-"""Folders of PNG or JPEG files, with or without a folder for each class."""
+"""Folders of PNG or JPEG files, with or without one folder per class."""
 
 import dataclasses
 import functools
@@ -21,16 +21,16 @@ MODES = {"L": 1, "RGB": 3}
 
 @dataclasses.dataclass(frozen=True)
 class ImageFolder(ImageSource):
-    """PNG and JPEG files of one size below a directory, all grey or all RGB, 8 bits a channel.
+    """PNG and JPEG files of equal size below a directory, all grey or all RGB, 8 bits per channel.
 
-    path        a directory of files, or of a folder for each class. It may have the folders train,
-                validation (or val) and test with such a content instead
+    path        a directory of files, or of one folder per class; or a directory with the folders
+                train, validation (or val) and test, each of this form
     levels      levels of each channel; 256 keeps the values as they are
-    labels      whether the folders of classes are classes, numbered in the order of their names
+    labels      whether class folders give the classes, numbered in the order of their names
     flip        whether training mirrors each image, left to right, with probability 1/2
     validation  fraction of the images if below 1, otherwise their number
-    test        likewise; they are cut from the training images, shuffled once by seed 0. A split
-                that has its own folder is not cut
+    test        likewise; both are cut from the training images, shuffled once with seed 0. A split
+                with its own folder is not cut
 
     Raises UserError, with the file, for an image that cannot be read or differs from the first.
     """
@@ -49,7 +49,7 @@ class ImageFolder(ImageSource):
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
-        """Returns the names of the folders of the training images; () if there are none."""
+        """Returns the names of the class folders of the training images; () if there are none."""
         return tuple(_classes(self._roots["train"]))
 
     def fingerprint(self) -> str:
@@ -88,7 +88,7 @@ class ImageFolder(ImageSource):
         cut = {name: getattr(self, name) for name in ("validation", "test")}
         cut |= {name: 0 for name in self._sections if name != "train"}
         files = self._sections["train"]
-        # The files come class by class. RandomState never changes with the version of numpy.
+        # Files are ordered by class. RandomState is the same in every version of NumPy.
         order = np.random.RandomState(0).permutation(len(files))
         start, stop = bounds(len(files), split, unit="images", **cut)
         found = [files[i] for i in order[start:stop]]
@@ -98,7 +98,7 @@ class ImageFolder(ImageSource):
 
     @functools.cached_property
     def _roots(self) -> dict[str, Place]:
-        """Returns the directory of each split that has one; "train" is `path` without such."""
+        """Returns {split: its directory}; without split folders, {"train": `path`}."""
         root = place(self.path, "data.path")
         if not exists(root) or not root.is_dir():
             raise UserError(f"data.path: there is no directory {root}")
@@ -110,9 +110,9 @@ class ImageFolder(ImageSource):
 
 
 def _splits(root: Place) -> dict[str, Place]:
-    """Returns the folders of splits beside `train`; UserError for another one with images.
+    """Returns the folders of splits beside `train`; UserError for any other folder with images.
 
-    Those of annotations and the like stay unread, as do those whose names begin with _ or a dot.
+    Folders without images, such as annotations, and names that begin with _ or a dot are ignored.
     """
     own = "val" if exists(root / "val") else "validation"
     named = {"train": root / "train", "validation": root / own, "test": root / "test"}

@@ -18,11 +18,11 @@ from md4_jax.data.sources.records import Document, Keys, check_key, of_json, of_
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, is_remote
 
-MARK = "\ufeff"  # the byte order mark that editors of Windows write before a text in UTF-8
+MARK = "\ufeff"  # byte order mark that Windows editors write before UTF-8 text
 PARQUET = b"PAR1"  # the first and the last bytes of such a file
 ROWS_AT_ONCE = 1024
 COMPRESSED = {".gz": gzip.open, ".xz": lzma.open}
-INNER = "_data.xz"  # the archives, each a tar, inside that of OpenWebText
+INNER = "_data.xz"  # ending of the tar archives inside that of OpenWebText
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", INNER)
 LINES = (".jsonl", ".ndjson")
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -30,7 +30,7 @@ RECORDS = (".json", *SEPARATORS, *FASTA)
 TEXTS = (".txt", ".json", *LINES, *SEPARATORS, *FASTA)
 ENDINGS = (".parquet", *ARCHIVES, *(text + end for text in TEXTS for end in ("", *COMPRESSED)))
 FIRST_BYTES = 1 << 16
-LARGEST = 1 << 30  # bytes of a document that is unpacked
+LARGEST = 1 << 30  # bytes of an unpacked document
 ERRORS = (
     OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile,
     TypeError, ValueError, struct.error,  # a header of nonsense
@@ -44,7 +44,7 @@ def is_table(path: Place) -> bool:
 
 
 def is_new_table(path: Place) -> bool:
-    """Returns whether the file has records, and was read as one text by earlier versions."""
+    """Returns whether the file has records that earlier versions read as one text."""
     return _kind(path) in (".ndjson", *RECORDS)
 
 
@@ -54,7 +54,7 @@ def is_archive(path: Place) -> bool:
 
 
 def has_windows_ends(path: Place) -> bool:
-    """Returns whether a text on a disk begins with lines that end in \\r\\n, not in \\n."""
+    """Returns whether the first lines of a local file end in \\r\\n instead of \\n."""
     if is_remote(path) or is_table(path) or is_archive(path) or path.suffix in COMPRESSED:
         return False
     with _opened(path) as (_, content):
@@ -62,7 +62,7 @@ def has_windows_ends(path: Place) -> bool:
 
 
 def count(path: Place, keys: Keys) -> int:
-    """Counts the documents of a file; blank lines are none."""
+    """Counts the documents of a file; blank lines are not documents."""
     if keys.is_plain:
         return sum(1 for _ in _members(path)) if is_archive(path) else 1
     if _kind(path) in LINES:
@@ -77,7 +77,7 @@ def count(path: Place, keys: Keys) -> int:
 
 
 def read(path: Place, keys: Keys) -> Iterator[Document]:
-    """Yields the documents of a file; UserError for one that cannot be read."""
+    """Yields the documents of a file; UserError if it cannot be read."""
     if keys.is_plain:
         return _members(path) if is_archive(path) else iter([whole(path)])
     if _kind(path) in LINES:
@@ -90,14 +90,14 @@ def read(path: Place, keys: Keys) -> Iterator[Document]:
 
 
 def _kind(path: Place) -> str:
-    """Returns how the name ends, in small letters and without .gz or .xz."""
+    """Returns the file name extension, in lower case and without .gz or .xz."""
     name = path.name.lower().removesuffix(".gz").removesuffix(".xz")
     return name[name.rfind(".") :] if "." in name else ""
 
 
 @contextlib.contextmanager
 def _opened(path: Place) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Yields (file, its decompressed content); UserError when it cannot be read."""
+    """Yields (file, its decompressed content); UserError if it cannot be read."""
     try:
         with path.open("rb") as file:
             yield file, COMPRESSED[path.suffix](file) if path.suffix in COMPRESSED else file
@@ -117,7 +117,7 @@ def _split(path: Place, content: BinaryIO) -> Iterator[bytes]:
 
 
 def bounded(where: str, raw: bytes) -> bytes:
-    """Returns the content; UserError if it is larger than a document may be."""
+    """Returns the content; UserError if it exceeds the largest size of a document."""
     if len(raw) > LARGEST:
         raise UserError(
             f"{where} has more than {LARGEST:,} bytes when it is unpacked. Unpack it yourself if "
@@ -133,7 +133,7 @@ def _content(path: Place) -> bytes:
 
 
 def whole(path: Place) -> Document:
-    """Returns a file as one text, whatever its name says."""
+    """Returns a file as one text, whatever its name."""
     raw = _content(path)
     if raw.startswith(PARQUET) and raw.endswith(PARQUET):
         raise UserError(f"data.path: {path} is a Parquet file: call it {path.name}.parquet")
@@ -163,7 +163,7 @@ def _of_records(path: Place, keys: Keys) -> Iterator[Document]:
 
 @contextlib.contextmanager
 def _explained(path: Place) -> Iterator[None]:
-    """Adds to a UserError how the file could be read as plain text."""
+    """Adds advice to a UserError: how to read the file as plain text."""
     try:
         yield
     except UserError as error:
@@ -174,7 +174,7 @@ def _explained(path: Place) -> Iterator[None]:
 
 
 def _records(path: Place) -> Iterator[tuple[int, str, dict[str, Any], int]]:
-    """Yields (number of the row or line, place, record, bytes that were read so far)."""
+    """Yields (number of the row or line, place, record, bytes read so far)."""
     kind = _kind(path)
     if kind == ".json":
         size, found = path.stat().length, _decode(str(path), _content(path), 0)
@@ -200,7 +200,7 @@ def _texts(path: Place, content: BinaryIO) -> Iterator[str]:
 
 
 def _is_number(label: Any) -> bool:
-    """Returns whether a cell holds a whole number as it is usually written."""
+    """Returns whether a cell holds a whole number in the usual notation."""
     return isinstance(label, str) and label.isdecimal() and str(int(label)) == label
 
 
@@ -220,7 +220,7 @@ def _rows(path: Place, keys: Keys) -> Iterator[Document]:
 
 @contextlib.contextmanager
 def _parquet(path: Place) -> Iterator[Any]:
-    """Yields a `pyarrow.parquet.ParquetFile`; UserError when it cannot be read."""
+    """Yields a `pyarrow.parquet.ParquetFile`; UserError if it cannot be read."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -234,7 +234,7 @@ def _parquet(path: Place) -> Iterator[Any]:
 
 
 def _members(path: Place) -> Iterator[Document]:
-    """Yields the text files of an archive, those of an archive in it in the order of names."""
+    """Yields the text files of an archive; archives inside it are read in the order of names."""
     with _opened(path) as (file, _):
         if path.suffix == ".zip":
             found = _of_zip(file)
@@ -269,7 +269,7 @@ def _in_order(content: BinaryIO) -> list[tuple[str, bytes]]:
 
 
 def _decode(where: str, raw: bytes, offset: int) -> str:
-    """Decodes bytes from `offset` on of a file, without the mark with which it may begin."""
+    """Decodes the bytes of a file from `offset` on, without an initial byte order mark."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -51,21 +51,21 @@ KEYS = ("data", "labels", "mean")
 
 @dataclasses.dataclass(frozen=True)
 class DownsampledImageNet(ImageSource):
-    """ImageNet's images made small, with their classes (Chrabaszcz, 2017, arXiv:1707.08819).
+    """Downsampled ImageNet images with their classes (Chrabaszcz, 2017, arXiv:1707.08819).
 
     path        directory of train_data_batch_1.npz to _10.npz and val_data.npz; None: the cache
-                directory, to which the archives are downloaded and unpacked if they are missing
+                directory; missing archives are downloaded and unpacked there
     size        height and width: 64, 32, 16 or 8
     levels      levels of each channel; 256 keeps the values as they are
-    labels      whether images have classes, numbered as in the files less one
+    labels      whether images have classes, numbered from 0 (the files count from 1)
     flip        whether training mirrors each image, left to right, with probability 1/2
     validation  images at the end of the training files that are held out: a fraction below 1,
                 otherwise their number
-    test        0: val_data.npz. Otherwise the test split is cut from the end of the training
-                files likewise
+    test        0: val_data.npz. Otherwise the size of a test split, cut in the same way from the
+                end of the training files
 
-    The older set of the same size, with which bits per dimension are published, has other images
-    and no classes: `tfds_images` reads it (docs/images.md).
+    Published bits per dimension are mostly for an older set of the same size, with other images and
+    without classes: `tfds_images` reads it (docs/images.md).
 
     Raises UserError for a missing or damaged file, and when a download fails.
     """
@@ -113,7 +113,7 @@ class DownsampledImageNet(ImageSource):
         return found
 
     def _split(self, split: str) -> Iterator[tuple[Place, int, int]]:
-        """Yields (file, start, stop) of the files that a split reads."""
+        """Yields (file, start, stop) for the rows of a split."""
         files = {name: [self._file(n) for n in SECTIONS[name]] for name in SECTIONS}
         counts = {name: [len(self._labels(path)) for path in files[name]] for name in files}
         amounts = {"validation": self.validation, "test": self.test}
@@ -157,7 +157,7 @@ class DownsampledImageNet(ImageSource):
 
 
 def _unpack(archive: Any, folder: Any) -> None:
-    """Unpacks the npz files of an archive, without its directories."""
+    """Unpacks the npz files of an archive, ignoring its directories."""
     try:
         with zipfile.ZipFile(archive) as packed:
             for member in packed.infolist():
@@ -185,7 +185,7 @@ def _npz(path: Place) -> Iterator[Any]:
 
 
 def _rows(path: Place, width: int, start: int, stop: int) -> Iterator[np.ndarray]:
-    """Yields the rows start..stop-1 of `data`, uint8 [N, width], without reading the file whole."""
+    """Yields the rows start..stop-1 of `data`, uint8 [N, width], reading only these."""
     with _npz(path) as archive, archive.zip.open("data.npy") as file:
         version = np.lib.format.read_magic(file)
         read = {(1, 0): np.lib.format.read_array_header_1_0}.get(

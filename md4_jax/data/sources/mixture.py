@@ -9,7 +9,7 @@ from md4_jax.protocols import UserError
 
 
 class Part(NamedTuple):
-    """Source of a mixture, and the share of training sequences that come from it."""
+    """Source of a mixture, and its share of the training sequences."""
 
     source: Any
     weight: float
@@ -17,12 +17,12 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Documents of several sources, by name; data/mixtures.py makes sequences of them.
+    """Documents of several sources, by name; data/mixtures.py makes sequences from them.
 
-    parts  sections of sources of text, each with a `weight` besides its own keys; from it come
-           weight / (sum of the weights) of the training sequences, 1 if it has none
+    parts  {name: section of a text source}, each with a `weight` (default 1). A part's share of the
+           training sequences is weight / (sum of the weights)
 
-    Raises UserError without parts, for a weight that is not above 0, and for a part that is no
+    Raises UserError without parts, for a weight that is not above 0, and for a part that is not
     text or has labels.
     """
 
@@ -56,7 +56,7 @@ class Mixture:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Returns those of all parts."""
+        """Returns the warnings of all parts."""
         return tuple(said for part in self.parts.values() for said in part.source.warnings)
 
     def fingerprint(self) -> str:

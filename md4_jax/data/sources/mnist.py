@@ -17,7 +17,7 @@ from md4_jax.data.sources.splits import digest, with_test
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, cache_root, exists, place
 
-# Begin of an idx file of bytes with 3 or 1 dimensions, and what each dimension counts.
+# First bytes of an idx file of uint8 with 3 or 1 dimensions, and what each dimension counts.
 IMAGES, LABELS = 0x00000803, 0x00000801
 FILES = {
     ("train", IMAGES): "train-images-idx3-ubyte",
@@ -25,7 +25,7 @@ FILES = {
     ("test", IMAGES): "t10k-images-idx3-ubyte",
     ("test", LABELS): "t10k-labels-idx1-ubyte",
 }
-LARGEST = 1 << 28  # bytes of a file that is unpacked
+LARGEST = 1 << 28  # bytes of an unpacked file
 WORDS = {IMAGES: "images", LABELS: "labels"}
 
 
@@ -33,14 +33,14 @@ WORDS = {IMAGES: "images", LABELS: "labels"}
 class Mnist(ImageSource):
     """70,000 handwritten digits: 60,000 for training, 10,000 for test.
 
-    path        directory of the four idx files, packed (.gz) or not; None: the cache directory,
-                to which they are downloaded if they are missing
-    levels      greys; 256 keeps the values as they are
+    path        directory of the four idx files, compressed (.gz) or not; None: the cache
+                directory; missing files are downloaded there
+    levels      grey levels; 256 keeps the values as they are
     labels      whether the digit is the class of an image
     validation  images at the end of the training files that are held out: a fraction below 1,
                 otherwise their number
-    test        0: the published test files. Otherwise the test split is cut from the end of the
-                training files likewise, and the test files are not needed
+    test        0: the published test files. Otherwise the size of a test split, cut in the same
+                way from the end of the training files; the test files are then not needed
 
     Raises UserError for a missing or damaged file, and when a download fails.
     """
@@ -118,7 +118,7 @@ class Mnist(ImageSource):
 
 @dataclasses.dataclass(frozen=True)
 class FashionMnist(Mnist):
-    """70,000 pictures of clothes; files and keys as those of `Mnist`."""
+    """70,000 images of clothes; files and keys as in `Mnist`."""
 
     names = (
         "t-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag",
@@ -143,7 +143,7 @@ class FashionMnist(Mnist):
 
 
 def read_idx(path: Place, kind: int) -> np.ndarray:
-    """Reads an idx file of images uint8 [N, H, W] or labels uint8 [N], packed (.gz) or not."""
+    """Reads an idx file of images uint8 [N, H, W] or labels uint8 [N], compressed (.gz) or not."""
     raw = unpacked(path)
     dimensions = kind & 0xFF
     head = 4 + 4 * dimensions
@@ -166,7 +166,7 @@ def read_idx(path: Place, kind: int) -> np.ndarray:
 
 
 def unpacked(path: Place) -> bytes:
-    """Reads a file, unpacking .gz; UserError if it is missing or damaged."""
+    """Reads a file, decompressing .gz; UserError if it is missing or damaged."""
     try:
         if path.suffix != ".gz":
             return path.read_bytes()

@@ -1,4 +1,4 @@
-"""Files that data.path means: one file, a folder, a pattern, or an address in a store."""
+"""Files of data.path: one file, a folder, a pattern, or an address in an object store."""
 
 import glob
 import itertools
@@ -10,12 +10,12 @@ from md4_jax.data.sources.splits import NoText
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, exists, is_remote, place
 
-# Folders at the root of a disk that only the system reads.
+# Folders at the root of a disk that only the operating system may read.
 OF_SYSTEM = ("lost+found", "System Volume Information", "$RECYCLE.BIN")
 
 
 def matching(path: str | tuple[str, ...]) -> list[Place]:
-    """Returns the files that data.path means, sorted; UserError if there are none."""
+    """Returns the files of data.path, sorted; UserError if there are none."""
     patterns = (path,) if isinstance(path, str) else tuple(path)
     found = sorted({file for pattern in patterns for file in _match(pattern)})
     if not found:
@@ -42,10 +42,10 @@ def matching(path: str | tuple[str, ...]) -> list[Place]:
 
 
 def data_below(path: str) -> list[Place]:
-    """Returns the files that data.path means of a data set of the hub, sorted.
+    """Returns the files of data.path for a data set of the hub, sorted.
 
-    From a folder, such as a clone of its repository, texts about the data set and files of other
-    kinds are left out. A file or a pattern says itself what is read. UserError if there are none.
+    In a folder, such as a clone of its repository, texts about the data set and files of other
+    kinds are ignored. A file or a pattern is read as given. UserError if there are no files.
     """
     found = matching(path)
     if not place(path, "data.path").is_dir():
@@ -66,7 +66,7 @@ def _match(pattern: str) -> list[Place]:
     pattern = os.path.expanduser(pattern)
     _check_way(pattern)
     if os.path.isfile(pattern):
-        return [Place(pattern)]  # even if its name holds a *
+        return [Place(pattern)]  # even if its name contains a *
     if os.path.isdir(pattern):
         pattern = os.path.join(glob.escape(pattern), "**")
     _check_folders(pattern)
@@ -74,19 +74,19 @@ def _match(pattern: str) -> list[Place]:
 
 
 def _check_way(path: str) -> None:
-    """Raises UserError for a path through a folder that may not be entered."""
+    """Raises UserError if a folder on the path may not be entered."""
     try:
         os.stat(path)
     except PermissionError as error:
         raise UserError(f"data.path: {path} cannot be read: {error.strerror}") from error
     except (OSError, ValueError):
-        return  # there is no such file, which `matching` says
+        return  # there is no such file; `matching` reports it
 
 
 def _check_folders(pattern: str) -> None:
-    """Raises UserError if a folder in which the pattern looks cannot be read.
+    """Raises UserError if a folder that the pattern searches cannot be read.
 
-    `glob` itself leaves out such a folder without a word.
+    `glob` itself silently skips such a folder.
     """
     parts = os.path.normpath(pattern).split(os.sep)
     for number, part in enumerate(parts):
@@ -99,7 +99,7 @@ def _check_folders(pattern: str) -> None:
 
 
 def _check_folder(folder: str) -> None:
-    """Raises UserError for a folder whose names cannot be listed, or whose files not be seen."""
+    """Raises UserError for a folder that cannot be listed or entered."""
     if os.path.basename(os.path.normpath(folder)) in OF_SYSTEM:
         return
     try:
@@ -116,7 +116,7 @@ def _check_folder(folder: str) -> None:
 
 
 def _match_objects(pattern: Place) -> list[Place]:
-    """Finds the objects at an address, below it or matching it."""
+    """Returns the objects at an address, below it or matching it."""
     if exists(pattern) and not pattern.is_dir():
         return [pattern]
     bucket = Place(*pattern.parts[:3])
@@ -126,7 +126,7 @@ def _match_objects(pattern: Place) -> list[Place]:
 
 
 def name_below(pattern: str, path: Place) -> str:
-    """Returns the path of a file from the folder on, or the fixed part of it, that data.path is."""
+    """Returns the path of a file relative to data.path, or to the fixed part of its pattern."""
     both = zip(Place(os.path.expanduser(pattern)).parts, path.parts, strict=False)
     known = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
     return "/".join(path.parts[known:]) or path.name

@@ -1,4 +1,4 @@
-"""Public corpora by name, and data sets of the Hugging Face hub: downloaded if they are missing."""
+"""Public corpora by name, and data sets of the Hugging Face hub; downloaded if missing."""
 
 import contextlib
 import dataclasses
@@ -28,24 +28,24 @@ Published = File | hub.HubFile
 
 @dataclasses.dataclass(frozen=True)
 class PublicText:
-    """Documents of a public corpus, split as the field does.
+    """Documents of a public corpus, with its customary splits.
 
     dataset     a name in CORPORA, such as openwebtext, lm1b or wikitext103, or OWNER/NAME of a data
                 set on the Hugging Face hub
-    path        the files, where they lie elsewhere than in the cache directory: a file, a
-                directory or a pattern. None: look in the cache, then download
-    folder      folder of a data set on the hub whose files are taken; "": the corpus's own, or all
+    path        the files, if they are not in the cache directory: a file, a directory or a
+                pattern. None: look in the cache, then download
+    folder      folder with the files to use in a data set on the hub; "": the corpus's own, or all
     text_key    key of the text in a JSON line, or column of a Parquet file
-    messages_key  likewise of a conversation, in place of a text; see data/conversations.py
-    prompt_key  likewise of the messages before those, where they are a list of their own
-    rejected_key  likewise of the same conversation with a worse answer at its end, for
+    messages_key  key of a conversation, instead of a text; see data/conversations.py
+    prompt_key  key of the messages before those, if they are a separate list
+    rejected_key  key of the same conversation with a rejected last answer, for
                 objective.name="preference". "": there is none
-    validation  size of a split that the corpus has not itself: a fraction of the training
-                documents if below 1, else their number. None: the field's
-    test        likewise; the last documents are test, those before validation
-    keep_files  whether downloaded files of the hub stay after their tokens are kept in shards
+    validation  size of the split if the corpus does not have it: a fraction of the training
+                documents if below 1, else their number. None: the customary size
+    test        likewise; the last documents are test, those before them validation
+    keep_files  whether to keep downloaded files of the hub after storing their tokens in shards
 
-    Raises UserError when it is unknown, or cannot be downloaded or read.
+    Raises UserError if it is unknown, or cannot be downloaded or read.
     """
 
     dataset: str
@@ -95,7 +95,7 @@ class PublicText:
         return digest(self.content(), self.validation, self.test)
 
     def content(self) -> str:
-        """Returns a hash of the documents, however they are split."""
+        """Returns a hash of the documents that does not depend on the splits."""
         key = [self.text_key] if not self.messages_key else ["messages", self.messages_key]
         key += ["prompt", self.prompt_key] if self.prompt_key else []
         key += ["rejected", self.rejected_key] if self.rejected_key else []
@@ -107,7 +107,7 @@ class PublicText:
         return digest("public", self.dataset, self.facts(), *key)
 
     def facts(self) -> list[list[str | int]]:
-        """Returns [name, SHA-256] of each file; published ones need not be there."""
+        """Returns [name, SHA-256] of each file; published files may be absent."""
         return self._facts
 
     @functools.cached_property
@@ -159,7 +159,7 @@ class PublicText:
         return (document.text for document in self.conversations(split))
 
     def conversations(self, split: str) -> Iterator[Document]:
-        """Yields the documents of the split, which are conversations if there is a messages_key."""
+        """Yields the documents of the split: conversations, if there is a messages_key."""
         for section, start, stop in self.ranges(split, self._counts):
             yield from itertools.islice(self._documents(section), start, stop)
 
@@ -183,7 +183,7 @@ class PublicText:
 
     @functools.cached_property
     def _sections(self) -> tuple[str, ...]:
-        """Returns the sections that the corpus has itself."""
+        """Returns the sections of the published corpus."""
         if self.dataset in CORPORA:
             return self._recipe.sections
         names = list(map(self._name, self._given)) or [file.name for file in self._published]
@@ -195,7 +195,7 @@ class PublicText:
         return found if found in self._sections else "train"
 
     def _name(self, path: Place) -> str:
-        """Returns the path of a file below the folder that data.path names, else its name."""
+        """Returns the path of a file relative to data.path if that is a folder, else its name."""
         return path.name if self.path is None else name_below(self.path, path)
 
     @functools.cached_property
@@ -224,13 +224,13 @@ class PublicText:
 
     @functools.cached_property
     def _begun(self) -> dict[hub.HubFile, threading.Thread]:
-        """Downloads that have begun before their file is read."""
+        """Downloads that were started ahead of reading their file."""
         return {}
 
     def _begin(self, file: hub.HubFile) -> None:
-        """Starts the download of a file; it is tried again, and its errors raised, when it is read.
+        """Starts downloading a file in the background; reading it retries and raises errors.
 
-        The thread ends with the process: the next one goes on where the download was cut.
+        The thread ends with the process; the next process resumes the download.
         """
 
         def download() -> None:
@@ -250,7 +250,7 @@ class PublicText:
             self._local(file).unlink(missing_ok=True)
 
     def _read(self, path: Place, section: str) -> Iterator[Document]:
-        """Yields the documents of a file, of an archive those of one section if it is given."""
+        """Yields the documents of a file; of an archive, only those of the section if given."""
         keys = formats.Keys(self.text_key)
         if self.messages_key:
             keys = formats.Keys("", "", self.prompt_key, self.messages_key, self.rejected_key)
@@ -263,9 +263,9 @@ class PublicText:
 
 
 def _unpacked(path: Place) -> list[Place]:
-    """Returns the archives in OpenWebText's archive, in the order of names; else the file itself.
+    """Returns the archives inside OpenWebText's archive, sorted by name; else the file itself.
 
-    Their order in it is not that of the field's splits, so that they are unpacked first.
+    They are unpacked first because their order in the archive is not that of the customary splits.
     """
     if not path.name.startswith("openwebtext.tar"):
         return [path]

@@ -1,4 +1,4 @@
-"""Records of a file of data: lines of JSON, a list in JSON, or a table with a header."""
+"""Records of a data file: JSON lines, a JSON list, or a table with a header."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ from md4_jax.data.surrogates import without_surrogates
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
-# Usual names of the key of a conversation.
+# Usual keys of a conversation.
 CONVERSATIONS = ("messages", "conversations", "conversation")
 LARGEST_CELL = 1 << 30  # bytes; the module csv has 131,072 as its default
 
@@ -18,16 +18,17 @@ LARGEST_CELL = 1 << 30  # bytes; the module csv has 131,072 as its default
 class Document(NamedTuple):
     """A text and its origin.
 
-    line      number of the line or row in its file, from 1 on; 0: another kind of file
+    line      number of the line or row in its file, from 1; 0 for other kinds of files
     start     number of characters of the file before the text
     label     value of data.label_key; '' without labels
     prompt    value of data.prompt_key; '' without prompts
-    rejected  value of data.rejected_key, another answer; '' without
-    messages  values of data.prompt_key, if there is one, and of data.messages_key, each
-              {"role": ..., "content": ...}; () without
-    rejected_messages  value of data.rejected_key beside it, the same with another last answer
+    rejected  value of data.rejected_key, the rejected answer; '' without one
+    messages  values of data.prompt_key, if it is set, and of data.messages_key, each
+              {"role": ..., "content": ...}; () without conversations
+    rejected_messages  value of data.rejected_key for conversations: the same with a rejected last
+              answer
     member    name in an archive; '' outside of archives
-    position  bytes of the file that were read so far, for a display of progress
+    position  bytes of the file read so far, for the progress display
     """
 
     text: str
@@ -44,7 +45,7 @@ class Document(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Names the file and the place in it."""
+        """Describes the place of the document: the file and the position in it."""
         member = f", {self.member}" if self.member else ""
         line = f", line {self.line}" if self.line else ""
         start = f", from character {self.start} on" if self.start else ""
@@ -52,9 +53,9 @@ class Document(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Keys of a JSON line, or columns of a Parquet file, as `TextFiles` describes them.
+    """Keys of a JSON line, or columns of a Parquet file; see `TextFiles`.
 
-    '' for one that is not read. Without text and messages all of a file is one text.
+    '' if a key is not read. Without text and messages, each file is one text.
     """
 
     text: str
@@ -65,7 +66,7 @@ class Keys(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Returns whether files are texts, whatever their names say."""
+        """Returns whether each file is one text, whatever its name."""
         return not (self.text or self.messages)
 
     def document(self, where: str, record: dict[str, Any], path: Place, number: int) -> Document:
@@ -87,8 +88,8 @@ class Keys(NamedTuple):
 class Part(NamedTuple):
     """File of a corpus: its bytes, and a function that yields its documents.
 
-    done   is called when all its tokens are in shards that are kept, and may delete it
-    ahead  begins to fetch it, if it is not here, while another file is read
+    done   called when all its tokens are stored in shards; may delete the file
+    ahead  starts fetching the file, if it is missing, while another one is read
     """
 
     size: int
@@ -97,7 +98,7 @@ class Part(NamedTuple):
     ahead: Callable[[], None] = lambda: None
 
     def documents(self, following: "Part | None") -> Iterator[Document]:
-        """Yields the documents; with the first of them the file that is read next is fetched."""
+        """Yields the documents; starts fetching the following file with the first one."""
         for number, document in enumerate(self.read()):
             if number == 0 and following is not None:
                 following.ahead()
@@ -112,7 +113,7 @@ def of_json(where: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if text.lstrip().startswith("["):  # a list that is cut short, for example
+        if text.lstrip().startswith("["):  # such as a truncated list
             raise UserError(f"{where}: not JSON ({error})") from error
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
@@ -125,10 +126,10 @@ def of_json(where: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def of_table(where: str, lines: Iterable[str], separator: str) -> Iterator[tuple[int, dict]]:
-    """Yields (line, {column: cell}) of the rows below a header; blank rows are left out.
+    """Yields (line, {column: cell}) of the rows below a header, skipping blank rows.
 
-    A cell in double quotes may hold separators and line ends, and \"\" stands for one quote
-    (RFC 4180). UserError for a row that does not fit the header.
+    A cell in double quotes may contain separators and line ends, and \"\" is one quote (RFC 4180).
+    UserError for a row that does not match the header.
     """
     csv.field_size_limit(LARGEST_CELL)
     reader, header = csv.reader(lines, delimiter=separator, strict=True), None
@@ -158,7 +159,7 @@ def _header(where: str, cells: list[str]) -> list[str]:
 
 
 def of_line(where: str, line: str) -> dict[str, Any]:
-    """Returns the record of one line of JSON; UserError if it holds no object."""
+    """Returns the record of one line of JSON; UserError if it is not an object."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:  # also a number of too many digits
@@ -173,7 +174,7 @@ def _object(where: str, record: Any) -> dict[str, Any]:
 
 
 def check_key(where: str, keys: Iterable[str], option: str, key: str) -> None:
-    """Raises UserError, which lists the keys that there are, if a record lacks one."""
+    """Raises UserError, which lists the existing keys, if a record lacks a key."""
     if key not in keys:
         has = ", ".join(sorted(keys))
         talk = next((name for name in CONVERSATIONS if name in keys), "")

@@ -1,4 +1,4 @@
-"""Shakespeare, the small corpus of the package."""
+"""Shakespeare, a small corpus shipped with the package."""
 
 import dataclasses
 import importlib.resources

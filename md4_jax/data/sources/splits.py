@@ -12,11 +12,11 @@ ALL = "all"
 
 
 class NoText(UserError):
-    """Raised if there is no text in a split, or no file of it."""
+    """Raised if a split has no text or no file."""
 
 
 def check_split(split: str) -> None:
-    """Raises UserError when `split` is not one of the three, or `all`."""
+    """Raises UserError if `split` is not one of the three, or `all`."""
     if split not in (*SPLITS, ALL):
         raise UserError(f"unknown split {split!r}; there are {', '.join(SPLITS)} and {ALL}")
 
@@ -24,10 +24,11 @@ def check_split(split: str) -> None:
 def bounds(total: int, split: str, *, validation: float, test: float, unit: str) -> tuple[int, int]:
     """Returns the half-open range [start, stop) of `split` among `total` units.
 
-    An amount below 1 is a fraction of the total; an amount of 1 or more is a number of units.
-    Test is the end of the corpus, validation lies before it, train is the rest; `all` is all.
+    An amount below 1 is a fraction of the total; an amount of 1 or more is a number of units. Test
+    is the end of the corpus, validation comes before it, and train is the rest; `all` is the whole.
 
-    Raises UserError when an amount is negative or 1.5, or nothing is left for training.
+    Raises UserError if an amount is negative or not whole (such as 1.5), or if nothing is left for
+    training.
     """
     check_split(split)
     if split == ALL:
@@ -49,12 +50,12 @@ def bounds(total: int, split: str, *, validation: float, test: float, unit: str)
 def with_test(
     total: int, split: str, *, validation: float, test: float, unit: str
 ) -> list[tuple[str, int, int | None]]:
-    """Returns the parts (section, start, stop) of a split of data with a test section of its own.
+    """Returns the parts (section, start, stop) of a split, for data with a separate test section.
 
     total  number of units of the section "train"
 
-    With test = 0 the test split is the section "test", all of it (stop None). Otherwise it is cut
-    from the end of "train", and that section is not used.
+    With test = 0 the test split is the whole section "test" (stop is None). Otherwise it is cut
+    from the end of "train", and the section "test" is not used.
     """
     check_split(split)
     if split == "test" and not test:
@@ -72,10 +73,10 @@ def _amount(total: int, amount: float, key: str) -> int:
         )
     if amount >= 1:
         return int(amount)
-    # A fraction above 0 is at least one unit.
+    # A fraction above 0 gives at least one unit.
     return max(1, round(total * amount)) if amount > 0 else 0
 
 
 def digest(*facts: Any) -> str:
-    """Returns a hash of facts that can be written as JSON, 16 hexadecimal digits."""
+    """Returns a hash of JSON-serialisable facts, 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -19,7 +19,7 @@ ZIP_BYTES = 31_344_016
 TEXT_BYTES = 100_000_000
 TEXT_CRC = 0x7D6BE66F
 MIN_BYTES = 100
-# RuntimeError: a password, or a compression that Python lacks; the last two: a header of nonsense.
+# RuntimeError: a password or an unsupported compression; the last two: an invalid header.
 ZIP_ERRORS = (
     OSError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError,
     struct.error,
@@ -33,12 +33,12 @@ _ALLOWED[list(b" abcdefghijklmnopqrstuvwxyz")] = True
 class Text8:
     """The text8 corpus: 90, 5 and 5 million characters for train, validation and test.
 
-    path  the text8 file or its zip; None: text8 or text8.zip in the cache directory, to which it
-          is downloaded if it is missing
+    path  the text8 file or its zip; None: text8 or text8.zip in the cache directory, downloaded if
+          missing
 
     A shorter file is split in the same proportions, with a warning.
 
-    Raises UserError for a missing, short, damaged or foreign file, and when the
+    Raises UserError for a file that is missing, too short, damaged or not text8, and if the
     download fails.
     """
 

@@ -1,4 +1,4 @@
-"""Text from TensorFlow Datasets; only to prepare it takes TensorFlow."""
+"""Text from TensorFlow Datasets; TensorFlow is needed only for preparing a data set."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ RECORDS_AT_ONCE = 512
 
 @dataclasses.dataclass(frozen=True)
 class TfdsText:
-    """Texts of a data set that TensorFlow Datasets has prepared.
+    """Texts of a data set prepared by TensorFlow Datasets.
 
     dataset           its name, such as 'lm1b' or 'wikipedia/20230601.en:1.0.0'
     text_key          name of the text feature
@@ -26,13 +26,13 @@ class TfdsText:
     validation_split  a split of the data set to validate on; None: its own 'validation', or the
                       end of its train split if it has none
     test_split        likewise
-    validation, test  size of a split that is cut from the train split: a fraction of the examples
-                      if below 1, otherwise their number
+    validation, test  size of a split to cut from the train split: a fraction of the examples if
+                      below 1, otherwise their number
 
     The format of the files must be array_record, which needs no TensorFlow to read. A data set
     that is not prepared is downloaded and prepared, if TensorFlow is installed.
 
-    Raises UserError when it is unknown, cannot be prepared, or has no such split or text feature.
+    Raises UserError if it is unknown, cannot be prepared, or has no such split or text feature.
     """
 
     dataset: str
@@ -72,7 +72,7 @@ class TfdsText:
         return self._records(self._own(split))
 
     def _own(self, split: str) -> str | None:
-        """Returns the held-out split of the data set itself; None if it is cut from train."""
+        """Returns the held-out split of the data set; None if it is cut from train."""
         named = {"validation": self.validation_split, "test": self.test_split}[split]
         known = self._builder.info.splits
         if named is not None and named not in known:

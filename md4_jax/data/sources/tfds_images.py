@@ -1,4 +1,4 @@
-"""Images from TensorFlow Datasets; only to prepare them takes TensorFlow."""
+"""Images from TensorFlow Datasets; TensorFlow is needed only for preparing a data set."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from md4_jax.protocols import UserError
 
 @dataclasses.dataclass(frozen=True)
 class TfdsImages(ImageSource):
-    """Images of one size that TensorFlow Datasets has prepared, such as 'cifar10'.
+    """Images of equal size from a data set prepared by TensorFlow Datasets, such as 'cifar10'.
 
     dataset, data_dir, validation_split, test_split, validation, test  as in `TfdsText`
     image_key  name of the image feature
@@ -26,7 +26,7 @@ class TfdsImages(ImageSource):
     labels     whether the classes are used
     flip       whether training mirrors each image, left to right, with probability 1/2
 
-    Raises UserError when it is unknown, cannot be prepared, or has no such feature.
+    Raises UserError if it is unknown, cannot be prepared, or has no such feature.
     """
 
     dataset: str
