@@ -1,19 +1,22 @@
-"""Evaluators: measurements of a model while it trains, at the end, and later.
+"""Evaluators: measurements of a model during training, at its end, and later.
 
-A new one is a file here and a line below. It is a frozen dataclass of its options with
+A new evaluator is a file here and a line below. It is a frozen dataclass of its options with
 
-    every       steps between its runs while training; 0: none
+    every       training steps between its runs; 0: none
     final       whether it runs when training ends, and in --mode eval without --evals
-    needs_data  class attribute: whether it reads data. If so, it has the options `split` and
-                `data` too, and `context.corpus(self.data)` is the corpus
+    needs_data  class attribute: whether it reads data. If so, it also has the options `split` and
+                `data`, and `context.corpus(self.data)` is the corpus
     run(experiment, params, context) -> {name: number}, JSON; see context.py
 
-and optionally check(experiment, key), which raises UserError for options that do not fit the
-experiment; opened(key, corpus_of), which reads data of its own, before training begins too; and
-length_of(experiment), the key and the number of tokens of the sequences that the network reads;
-the key is '' if data.length of the run is that number.
-The key is evals.NAME, the name of the section in the config. --evals KIND runs a kind without a
-section with its default options.
+and optionally
+
+    check(experiment, key)      raises UserError for options that do not fit the experiment
+    opened(key, corpus_of)      reads data of its own, also before training begins
+    length_of(experiment)       (key, tokens) of the sequences that the network reads; the key is
+                                '' if data.length of the run is that number
+
+The argument `key` is evals.NAME, the section in the config. --evals KIND runs a kind without a
+section, with its default options.
 """
 
 from md4_jax.evals.classification import Classification

@@ -20,7 +20,7 @@ from md4_jax.runtime.sharding import to_global, to_host
 
 @dataclasses.dataclass(frozen=True)
 class Classification(OnBatches):
-    """Estimates the mean of -log p(y | z_t, t) over t ~ U(0, 1), and how often the class is right.
+    """Estimates the mean of -log p(y | z_t, t) over t ~ U(0, 1), and the accuracy.
 
     every, final, split, data, batch_size, limit, seed  as in `likelihood`
     draws  number of noise draws per sequence
@@ -31,7 +31,7 @@ class Classification(OnBatches):
     main_figure: ClassVar[str] = "cross_entropy"
 
     def check(self, experiment: Experiment, key: str) -> None:
-        """Raises UserError for a network that is no classifier, and for a wrong batch size."""
+        """Raises UserError for a network that is no classifier, and for an invalid batch size."""
         if not experiment.network.classifies:
             raise UserError(
                 f"{key}.name='classification' needs network.name='classifier' or, of images, "
@@ -68,8 +68,8 @@ class Classification(OnBatches):
 def make_step(network: Network, count: int, seed: int) -> Callable[[Params, Batch, Array], Array]:
     """Makes (params, global batch, batch index) -> means over `count` draws, [2, B].
 
-    The first is the cross-entropy of a sequence and the second the share of right classes. Times
-    are those of `make_eval_step` of likelihood.py.
+    Row 0 is the cross-entropy of each sequence, row 1 the fraction of correct classes. Times are
+    drawn as by `make_eval_step` of likelihood.py.
     """
 
     def step(params: Params, batch: Batch, index: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Inputs of an evaluator besides the model, and functions that evaluators share."""
+"""Inputs of an evaluator other than the model, and functions that evaluators share."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ class RunOf(Protocol):
         """Returns (experiment, params, whether this package trained it)."""
 
     def is_causal(self, key: str, asked: str) -> bool:
-        """Returns whether the network of a directory is causal, without its parameters."""
+        """Returns whether the network in a directory is causal, without reading its parameters."""
 
 
 class Context(NamedTuple):
@@ -32,10 +32,10 @@ class Context(NamedTuple):
     name      name of the evaluator in the config
     step      number of training steps of the parameters
     workdir   directory of the run
-    corpus    (changes of the `data` section) -> the corpus, tokenised when it is first read
+    corpus    (changes of the `data` section) -> the corpus, tokenised when first read
     judge     params -> (experiment, params) of the judge of samples; None: no judge
     run_of    reads other models
-    programs  cache of compiled functions, which evaluators share and which lasts for the run
+    programs  cache of compiled functions, shared by all evaluators for the whole run
     earlier   {name: result} of the evaluators that already ran on the same parameters
     say       prints text, in the first process only
     """
@@ -52,7 +52,7 @@ class Context(NamedTuple):
 
 
 def check_least(evaluator: Any, **least: int) -> None:
-    """Raises UserError for an option that is below what its keyword says."""
+    """Raises UserError for an option below its minimum; least: {option: minimum}."""
     for name, value in least.items():
         if getattr(evaluator, name) < value:
             limit = f"be at least {value}" if value else "not be negative"
@@ -61,7 +61,7 @@ def check_least(evaluator: Any, **least: int) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnSplit:
-    """Options of evaluators that read a split of data; `likelihood` says what they are for."""
+    """Options of evaluators that read a split of data; `likelihood` documents them."""
 
     every: int = 0
     final: bool = False
@@ -92,7 +92,7 @@ class OnBatches(OnSplit):
 
 
 def data_length(evaluator: Any, experiment: Experiment) -> tuple[str, int]:
-    """Returns (key, tokens) of the sequences of an evaluator's data; '' for those of training."""
+    """Returns (key, tokens) of an evaluator's sequences; the key is '' for those of training."""
     if "length" not in evaluator.data:
         return "", experiment.data.length
     return "data.length", evaluator.data["length"]
@@ -115,5 +115,5 @@ def check_sizes(evaluator: Any, experiment: Experiment, key: str, length: int = 
 
 
 def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers among the results, which can be plotted."""
+    """Returns the numeric results, for plotting."""
     return {k: v for k, v in result.items() if isinstance(v, int | float | np.number)}

@@ -1,7 +1,7 @@
-"""Features of images, in which sets of images are compared: docs/quality.md.
+"""Features of images, for comparing sets of images: docs/quality.md.
 
-A kind of features is a frozen dataclass of its options, a line in FEATURES below or in a config
-as package.module:attribute, with
+A kind of features is a frozen dataclass of its options with a line in FEATURES below, or in a
+config as package.module:attribute. It has
 
     distance          class attribute: name of the Frechet distance in results
     __call__(images)  features [N, D] of images, uint8 [N, H, W, C]
@@ -25,12 +25,12 @@ AT_ONCE = 100  # images
 
 @dataclasses.dataclass(frozen=True)
 class RandomFeatures:
-    """Features of three random convolutional layers, which are the same on every machine.
+    """Features from three random convolutional layers, the same on every machine.
 
-    Convolutions of 3 x 3 with ReLU, with `channels`, 2 `channels` and 4 `channels`; the first two
-    halve the image. Features are the means of the last channels over the four quarters, 16
-    `channels` in all. Distances between them compare images of one size and data set. They cannot
-    be compared with published distances.
+    3 x 3 convolutions with ReLU and `channels`, 2 `channels` and 4 `channels`; each of the first
+    two is followed by downsampling by 2. Features are the means of the last channels over the four
+    quarters of the image, 16 `channels` in all. Distances are comparable for images of one size and
+    data set, but not with published ones.
     """
 
     distance: ClassVar[str] = "random_feature_distance"
@@ -46,7 +46,7 @@ class RandomFeatures:
         return in_batches(_random, self._filters(images.shape[-1]), images)
 
     def _filters(self, channels: int) -> list[np.ndarray]:
-        """Draws the filters [3, 3, in, out], with which unit inputs have outputs of about one."""
+        """Draws the filters [3, 3, in, out], scaled to map unit inputs to outputs of about one."""
         draw = np.random.RandomState(0)  # its numbers are the same in every version of NumPy
         sizes = [channels, *(self.channels * 2**layer for layer in range(3))]
         return [
@@ -57,10 +57,10 @@ class RandomFeatures:
 
 @dataclasses.dataclass(frozen=True)
 class InceptionFeatures:
-    """The 2048 features of the Inception network with which FID is computed.
+    """The 2048 features of the Inception network of FID.
 
-    weights  safetensors file of its weights with the names of pytorch-fid, or REPO/FILE of the
-             Hugging Face hub, as OWNER/NAME/FILE: see docs/quality.md
+    weights  safetensors file of its weights with the names of pytorch-fid, or OWNER/NAME/FILE on
+             the Hugging Face hub: see docs/quality.md
     """
 
     distance: ClassVar[str] = "fid"

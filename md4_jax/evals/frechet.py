@@ -16,8 +16,8 @@ from md4_jax.generate import writers
 from md4_jax.generate.pictures import has_pictures
 from md4_jax.protocols import Array, Params, Prompt, UserError
 
-AT_ONCE = 1000  # images that are read
-SHOWN, NEIGHBOURS = 16, 7  # samples in the picture, and training images beside each
+AT_ONCE = 1000  # images read at once
+SHOWN, NEIGHBOURS = 16, 7  # samples in the picture, and training images per sample
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +25,12 @@ class FrechetDistance(OnSplit):
     """Draws samples of images and compares them with those of a split: docs/quality.md.
 
     every, final, split, data  as in `likelihood`
-    features    network of the features: random, inception (FID), or package.module:attribute
-    num         number of samples, and most images of the split; 50,000 in published FIDs
+    features    kind of features: random, inception (FID), or package.module:attribute
+    num         number of samples, and largest number of images of the split; 50,000 in published
+                FIDs
     labels      whether each sample gets the label of one of these images; otherwise sample.label
     neighbours  k of precision and recall; 0: they are not computed
-    nearest     number of samples whose nearest training images are searched; 0: none
+    nearest     number of samples for which the nearest training images are searched; 0: none
     """
 
     features: Any = RandomFeatures()
@@ -48,7 +49,7 @@ class FrechetDistance(OnSplit):
             )
 
     def check(self, experiment: Experiment, key: str) -> None:
-        """Raises UserError for data that are no images, or that have no labels."""
+        """Raises UserError for data that are not images, or that have no labels."""
         shape = experiment.domain.shape
         if not has_pictures(experiment.domain):
             raise UserError(f"{key} compares images; this data has examples of the shape {shape}")
@@ -56,7 +57,7 @@ class FrechetDistance(OnSplit):
             raise UserError(f"{key}.labels=True needs data with labels; this data has none")
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
-        """Returns distance, precision and recall, and how near samples are to training images."""
+        """Returns distance, precision, recall, and distances to the nearest training images."""
         domain = experiment.domain
         rows, labels = spread(context.corpus(self.data), self.split, self.num)
         if len(rows) < 2:
@@ -88,7 +89,7 @@ class FrechetDistance(OnSplit):
     def _compared(
         self, samples: np.ndarray, rows: np.ndarray, domain: Any, context: Context
     ) -> dict[str, float]:
-        """Returns the comparisons in the space of the features; those of images are kept."""
+        """Returns the comparisons in feature space; caches the features of the images."""
         key = ("features", context.name)
         if key not in context.programs:
             context.programs[key] = np.asarray(self.features(decoded(domain, rows)))
@@ -101,7 +102,7 @@ class FrechetDistance(OnSplit):
         return result
 
     def _nearest(self, samples: np.ndarray, domain: Any, context: Context) -> dict[str, Any]:
-        """Writes a picture of samples beside training images; returns how near these are."""
+        """Writes a picture of samples beside the nearest training images; returns distances."""
         rows, away = beside_nearest(samples, context.corpus({}).stream("train"), NEIGHBOURS)
         file = writers.write_rows(
             context.workdir / "samples", context.step, domain, rows[:SHOWN], context.name
@@ -135,8 +136,8 @@ def decoded(domain: Any, rows: Array) -> np.ndarray:
 def beside_nearest(samples: np.ndarray, train: Array, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Finds the training images nearest to samples [N, L] in the values of their symbols.
 
-    Returns rows of a sample and its `count` nearest images, the nearest first [N, 1 + count, L],
-    and the distance to the nearest one: the root of the mean square over dimensions [N].
+    Returns a sample and its `count` nearest images in each row, nearest first [N, 1 + count, L],
+    and the root mean square distance over dimensions to the nearest one [N].
     """
     images = train.reshape(-1, samples.shape[1])
     index, away = sets.nearest(samples, images, count)

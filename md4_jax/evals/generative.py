@@ -1,4 +1,4 @@
-"""Generative perplexity of samples, which a causal judge computes, and the samples' entropy."""
+"""Generative perplexity of samples under a causal judge, and the samples' entropy."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -27,12 +27,12 @@ class GenerativePerplexity(OnSplit):
 
     every, final, split, data  as in `likelihood`; the split is only used for MAUVE
     judge        directory of a causal run; folder, or hf:NAME on the hub, of a causal model that
-                 `md4_jax.load` reads; or transformers:NAME, which its library computes
+                 `md4_jax.load` reads; or transformers:NAME, computed by that library
     num          number of samples; 0: sample.num
     length       largest number of the judge's tokens in a text; 0: as many as it can read
     end_of_text  first: a text ends with its first end-of-text token; all: all tokens count
-    batch_size   number of texts that are judged at once
-    mauve        whether MAUVE against texts of the split is computed, by the judge's features
+    batch_size   number of texts judged at once
+    mauve        whether to compute MAUVE against texts of the split, with the judge's features
     """
 
     judge: str = ""
@@ -50,11 +50,11 @@ class GenerativePerplexity(OnSplit):
 
     @property
     def needs_data(self) -> bool:
-        """Whether it reads data."""
+        """Whether the evaluator reads data."""
         return self.mauve
 
     def check(self, experiment: Experiment, key: str) -> None:
-        """Raises UserError without a judge, and for a model that is not of text."""
+        """Raises UserError without a judge, and for a model that is not a text model."""
         if not self.judge:
             raise UserError(
                 f"{key}.judge must be the directory of a causal run, the folder of a causal model, "
@@ -64,11 +64,11 @@ class GenerativePerplexity(OnSplit):
             raise UserError(f"{key} is for models of text, and this one is not")
 
     def check_source(self, key: str, is_causal: Callable[[str, str], bool]) -> None:
-        """Raises UserError if there is no such judge, before a run begins."""
+        """Raises UserError, before a run begins, if the judge does not exist."""
         check_source(f"{key}.judge", self.judge, is_causal)
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
-        """Returns perplexity and bits under the judge, entropies and how they were found."""
+        """Returns perplexity and bits under the judge, entropies, and the settings used."""
         key = f"evals.{context.name}.judge"
         judge = opened(key, self.judge, context.run_of, context.programs)
         asked = dataclasses.replace(
@@ -97,7 +97,7 @@ class GenerativePerplexity(OnSplit):
         return result
 
     def _cut(self, judge: Any, texts: list[str]) -> tuple[list[str], list[np.ndarray]]:
-        """Returns the texts that have tokens to count, and these tokens; UserError if none has."""
+        """Returns (texts with tokens that count, these tokens); UserError if there are none."""
         length = min(self.length or judge.length, judge.length)
         end = judge.end if self.end_of_text == "first" else None
         ids = cut(judge.tokens(texts), length, end)

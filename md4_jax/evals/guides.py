@@ -1,4 +1,4 @@
-"""Reads the models that guide samples: that of a reward, and a classifier, which must fit."""
+"""Reads the models that guide samples: the model of a reward, and a compatible classifier."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ KEY = "sample.classifier"
 
 
 def opened(experiment: Experiment, run_of: RunOf, programs: dict[Any, Any]) -> Experiment:
-    """Returns the experiment with its reward and its guide read; as it is, if it has neither.
+    """Returns the experiment after loading its reward and its guide, if it has any.
 
-    They are kept in `programs`. UserError if one is not there, or does not fit the model.
+    They are cached in `programs`. UserError if one is missing, or does not fit the model.
     """
     guide, steering = experiment.guide, experiment.steering
     if steering is not None:
@@ -71,9 +71,9 @@ def check(experiment: Experiment, other: Experiment) -> None:
 
 
 def _check_process(experiment: Experiment, other: Experiment, said: str) -> None:
-    """Raises UserError if the classifier has seen other noise than the model.
+    """Raises UserError if the classifier was trained with other noise than the model.
 
-    Of masks any schedule will do, if the classifier is not told the time: p(y | z) is the same.
+    For masks the schedules may differ if the classifier is time-free: p(y | z) is the same.
     """
     both = (experiment.process, other.process)
     masks = all(isinstance(process, RevealsMasks) for process in both)

@@ -1,8 +1,8 @@
-"""Inception network of FID, from weights that the user has: docs/quality.md.
+"""Inception network of FID, with weights supplied by the user: docs/quality.md.
 
-The network is that of "Rethinking the Inception Architecture" (arXiv:1512.00567) as TensorFlow
-released it in 2015, with which FID is computed (arXiv:1706.08500). Its averages leave out the
-padding, and its last block pools by the maximum. Weights have the names of pytorch-fid:
+This is the network of "Rethinking the Inception Architecture" (arXiv:1512.00567) as released by
+TensorFlow in 2015, which FID is defined with (arXiv:1706.08500). Its average pooling excludes the
+padding, and its last block uses max pooling. Weights have the names of pytorch-fid:
 `Mixed_5b.branch1x1.conv.weight` [out, in, h, w], `Mixed_5b.branch1x1.bn.running_mean`.
 """
 
@@ -21,7 +21,7 @@ from md4_jax.protocols import Array, UserError
 SIDE = 299
 EPSILON = 1e-3  # of the batch norms
 TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64}
-# Names of layers -> (stride, padding) other than stride 1 and a padding that keeps the size.
+# Names of layers -> (stride, padding), if not stride 1 and "same" padding.
 VALID = {
     "Conv2d_1a_3x3": 2, "Conv2d_2a_3x3": 1, "Conv2d_4a_3x3": 1, "Mixed_6a.branch3x3": 2,
     "Mixed_6a.branch3x3dbl_3": 2, "Mixed_7a.branch3x3_2": 2, "Mixed_7a.branch7x7x3_4": 2,
@@ -30,7 +30,7 @@ VALID = {
 
 @functools.lru_cache(maxsize=1)
 def loaded(name: str) -> dict[str, np.ndarray]:
-    """Returns the weights in a safetensors file of this machine, or OWNER/NAME/FILE of the hub."""
+    """Returns the weights in a local safetensors file, or in OWNER/NAME/FILE of the hub."""
     path = Path(name)
     if not path.is_file():
         parts = name.split("/", 2)
@@ -50,7 +50,7 @@ def loaded(name: str) -> dict[str, np.ndarray]:
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Reads a safetensors file: eight bytes of length, a JSON header, then the numbers."""
+    """Reads a safetensors file: the header's length in 8 bytes, a JSON header, then the arrays."""
     data = np.memmap(path, np.uint8, "r")
     try:
         begin = 8 + int(data[:8].view("<u8")[0])
@@ -91,8 +91,8 @@ def _chain(stem: str, *numbers: str) -> list[str]:
     return [f"{stem}{number}" for number in numbers]
 
 
-# Branches of a block, in the order in which their outputs are joined. A branch is a list of layers;
-# a tuple at its end are two layers side by side.
+# Branches of a block, in the order of concatenation. A branch is a list of layers; a tuple at its
+# end is two parallel layers.
 FIRST = [["branch1x1"], _chain("branch5x5", "_1", "_2"), _chain("branch3x3dbl", "_1", "_2", "_3")]
 FIRST_TO_SECOND = [["branch3x3"], _chain("branch3x3dbl", "_1", "_2", "_3")]
 SECOND = [
@@ -114,7 +114,7 @@ THIRD = [
 def _branches(
     conv: Callable, name: str, x: Array, branches: list, pool: Callable[[Array], Array] | None
 ) -> Array:
-    """Joins the outputs of the branches; the last one pools, with a layer unless sizes shrink."""
+    """Concatenates the branches; the last one pools, followed by a layer unless it downsamples."""
     found = []
     for branch in branches:
         h = x

@@ -1,4 +1,4 @@
-"""Information profile of a masked model, from which the loss of any schedule is predicted."""
+"""Information profile of a masked model, which predicts the loss of any schedule."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -27,18 +27,17 @@ from md4_jax.samplers import GRIDS, profile
 class InformationProfile(OnBatches):
     """Measures Z(k), the mean cross-entropy of a token given k visible ones: samplers/profile.py.
 
-    Writes information_profile.json, which sample.grid=optimal reads, and a picture of Z and of the
-    predicted loss against steps. The prediction would be exact if the network knew the conditional
-    probabilities of the data.
+    Writes information_profile.json, which sample.grid=optimal reads, and a plot of Z and of the
+    predicted loss against steps. The prediction is exact for the optimal network.
 
     every, final, split, data, batch_size, limit, seed  as in `likelihood`
-    draws  numbers of visible tokens per sequence
+    draws  number of values of k per sequence
     """
 
     split: str = "validation"
 
     def check(self, experiment: Experiment, key: str) -> None:
-        """Raises UserError for another model than one of masks in a whole text."""
+        """Raises UserError unless the model is a masked model of whole texts."""
         masks = isinstance(experiment.process, AnyOrder.needs.processes)
         if not masks or experiment.network.causal:
             raise UserError(
@@ -88,7 +87,7 @@ class InformationProfile(OnBatches):
     def _measured(
         self, experiment: Experiment, params: Params, context: Context
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-        """Returns (numbers of visible tokens, mean nats of the others, their number), and L."""
+        """Returns (numbers of visible tokens, mean nats of masks, numbers of masks), and L."""
         key = ("information_profile", experiment.network, self.draws, self.seed)
         if key not in context.programs:
             step = make_profile_step(experiment.network, self.draws, self.seed)
@@ -121,9 +120,9 @@ class InformationProfile(OnBatches):
 def make_profile_step(
     network: Network, draws_per_sequence: int, seed: int
 ) -> Callable[[Params, Batch, Array], tuple[Array, Array, Array]]:
-    """Makes (params, batch, index) -> (visible tokens, nats of a masked one, masks), [draws, B].
+    """Makes (params, batch, index) -> (visible tokens, nats of a mask, masks), each [draws, B].
 
-    The numbers of visible tokens are stratified over the batch; the nats are a mean over masks.
+    The numbers of visible tokens are stratified over the batch; the nats are means over masks.
     """
 
     def profile_step(params: Params, batch: Batch, index: Array) -> tuple[Array, Array, Array]:
@@ -145,7 +144,7 @@ def make_profile_step(
 
 
 def predicted(found: np.ndarray, process: Any) -> dict[str, list]:
-    """Returns predicted losses in nats of the best counts and of two grids, by steps 1, 2, ..."""
+    """Returns predicted losses in nats for 1, 2, ... steps: optimal counts, and two grids."""
     length = len(found)
     steps = [2**n for n in range(length.bit_length()) if 2**n <= min(length, 256)]
     losses: dict[str, list] = {"steps": steps}
@@ -158,7 +157,7 @@ def predicted(found: np.ndarray, process: Any) -> dict[str, list]:
 
 
 def _counts(grid: np.ndarray, process: Any, length: int) -> np.ndarray:
-    """Returns the numbers of tokens that the steps of a grid reveal, first steps first."""
+    """Returns the number of tokens that each step of a grid unmasks, in order."""
     left = np.floor(np.asarray(process.schedule.one_minus_alpha(grid)) * length + 1e-4)
     left[0], left[-1] = 0, length
     return np.diff(left.astype(int))[::-1]

@@ -23,13 +23,13 @@ from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_hos
 from md4_jax.runtime.tensors import is_folder
 
 MARK = "transformers:"
-# Beginnings of names that are no directories -> the packages that read them, and their extra.
+# Prefixes of names that are not directories -> the packages that read them, and their extra.
 PACKAGES = {MARK: (("torch", "transformers"), "judge"), "hf:": (("huggingface_hub",), "hub")}
 NOT_CAUSAL = "is not causal: name a run or a model with network.causal"
 
 
 def check_source(key: str, name: str, is_causal: Callable[[str, str], bool]) -> None:
-    """Raises UserError for a judge that cannot be read, at start-up: it is read when it judges.
+    """Raises UserError for a judge that cannot be read, at start-up instead of at its first use.
 
     is_causal: (key, directory) -> whether its network is causal
     """
@@ -54,7 +54,7 @@ def check_source(key: str, name: str, is_causal: Callable[[str, str], bool]) -> 
 
 @dataclasses.dataclass(frozen=True)
 class RunJudge:
-    """Causal run of this package. It gives the first token of a text a probability, too."""
+    """Causal run of this package, which also gives a probability to the first token of a text."""
 
     experiment: Experiment
     params: Params
@@ -64,29 +64,29 @@ class RunJudge:
 
     @property
     def length(self) -> int:
-        """Returns the most tokens of a text."""
+        """Returns the largest number of tokens of a text."""
         return self.experiment.data.length
 
     def tokens(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the tokens of texts, in which END_OF_TEXT is the end of text."""
+        """Returns the tokens of texts; END_OF_TEXT is encoded as the end-of-text token."""
         domain = self.experiment.domain
         id_of = getattr(domain.tokenizer, "id_of", lambda entry: None)
         if self.end is None or id_of(END_OF_TEXT) is not None:
             return [np.asarray(domain.encode(text), np.int32) for text in texts]
-        # The tokenizer would read it as letters.
+        # The tokenizer would encode it as ordinary characters.
         return [encoded(domain.encode, text, self.end) for text in texts]
 
     def counted(self, text: str, ids: np.ndarray) -> str:
-        """Returns the part of a text that its first tokens, these, cover."""
+        """Returns the part of a text that its first tokens `ids` cover."""
         return decoded(self.experiment.domain.decode, ids, self.end)
 
     @property
     def end(self) -> int | None:
-        """Returns the token of the end of text; None if there is none."""
+        """Returns the id of the end-of-text token; None if there is none."""
         return self.experiment.domain.eot_id
 
     def judge(self, ids: list[np.ndarray], batch_size: int) -> Judged:
-        """Returns the costs of texts of these tokens."""
+        """Returns the costs of texts, given their tokens."""
         rows = [
             Row(i, row, np.ones(len(row), bool), np.zeros_like(row)) for i, row in enumerate(ids)
         ]
@@ -100,18 +100,18 @@ class RunJudge:
         return self._computed(_features, (self._read(ids), at), batch_size)
 
     def _read(self, ids: list[np.ndarray]) -> np.ndarray:
-        """Returns what the network reads: the mask, which stands for the start, then the text."""
+        """Returns the inputs of the network: the mask as a start token, then the text."""
         mask = self.experiment.process.mask_id
         return padded([row[:-1] for row in ids], mask, self._bucket(ids), begin=1)
 
     def _bucket(self, ids: list[np.ndarray]) -> int:
-        """Returns the length to which texts are padded: one of few, so that programs are few."""
+        """Returns the padded length of texts: one of a few, so that few programs are compiled."""
         return bucket(max(map(len, ids)), self.length)
 
     def _computed(
         self, make: Callable, arrays: tuple[np.ndarray, ...], batch_size: int
     ) -> np.ndarray:
-        """Returns what the function of a network of `make` finds for these arrays, in batches."""
+        """Applies the function `make`(network) to these arrays, in batches."""
         mesh, network, count = self.experiment.mesh, self.experiment.network, len(arrays[0])
         size = -(-batch_size // batch_shards(mesh)) * batch_shards(mesh)
         kept, found = ("judge", make, network), []
@@ -149,20 +149,20 @@ def _costs(network: Network) -> Callable:
 
 
 class PublishedJudge(RunJudge):
-    """Causal model of another project, which this package computes.
+    """Causal model of another project, computed by this package.
 
-    As is usual with such judges, the first token of a text has no probability, because the network
-    reads the text with nothing before it.
+    As usual, the first token of a text has no probability, because the network has no input before
+    it.
     """
 
     counts_first: ClassVar[bool] = False
 
     def counted(self, text: str, ids: np.ndarray) -> str:
-        """Returns the part of a text that its first tokens, these, cover but for the first one."""
+        """Returns the part of a text that its first tokens `ids` cover, except the first one."""
         return super().counted(text, ids[1:])
 
     def judge(self, ids: list[np.ndarray], batch_size: int) -> Judged:
-        """Returns the costs of texts of these tokens, of all but the first."""
+        """Returns the costs of texts, given their tokens; the first token has no cost."""
         sizes, z = np.array([len(row) - 1 for row in ids]), self._read(ids)
         after = padded([row[1:] for row in ids], 0, z.shape[1])
         counts = np.arange(z.shape[1]) < sizes[:, None]
@@ -170,14 +170,14 @@ class PublishedJudge(RunJudge):
         return Judged(nats.astype(np.float64), sizes, ids)
 
     def _read(self, ids: list[np.ndarray]) -> np.ndarray:
-        """Returns what the network reads: the text."""
+        """Returns the inputs of the network: the text."""
         return padded(ids, 0, self._bucket(ids))
 
 
 def opened(
     key: str, source: str, run_of: Callable, programs: dict
 ) -> "RunJudge | TransformersJudge":
-    """Returns the judge of this name, which is read at the first call; UserError names the key.
+    """Returns the judge of this name, loading it at the first call; UserError names the key.
 
     run_of    (key, source) -> (experiment, params, is_own) of a model
     programs  cache of compiled functions, and of judges
@@ -196,9 +196,9 @@ def opened(
 
 
 class TransformersJudge:
-    """Causal model of the library transformers, from its hub or a folder, on CPU or GPU.
+    """Causal model of the transformers library, from the hub or a folder, on CPU or GPU.
 
-    The first token of a text has no probability, since nothing stands before it.
+    The first token of a text has no probability, because the model has no input before it.
     """
 
     counts_first: ClassVar[bool] = False
@@ -217,22 +217,22 @@ class TransformersJudge:
 
     @property
     def length(self) -> int:
-        """Returns the most tokens of a text."""
+        """Returns the largest number of tokens of a text."""
         return int(getattr(self._model.config, "max_position_embeddings", 1024))
 
     @property
     def end(self) -> int | None:
-        """Returns the token of the end of text; None if there is none."""
+        """Returns the id of the end-of-text token; None if there is none."""
         return self._tokenizer.eos_token_id
 
     def tokens(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the tokens of texts, in which END_OF_TEXT is the end of text."""
+        """Returns the tokens of texts; END_OF_TEXT is encoded as the end-of-text token."""
         texts = [self._marked(text) for text in texts]
         found = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
         return [np.asarray(row, np.int32) for row in found]
 
     def counted(self, text: str, ids: np.ndarray) -> str:
-        """Returns the part of a text that its first tokens, these, cover but for the first one."""
+        """Returns the part of a text that its first tokens `ids` cover, except the first one."""
         if not self._tokenizer.is_fast:
             plain = functools.partial(self._tokenizer.decode, clean_up_tokenization_spaces=False)
             return decoded(lambda own: plain(own.tolist()), ids[1:], self.end)
@@ -243,17 +243,17 @@ class TransformersJudge:
         return covered.replace(self._end_of_text, END_OF_TEXT)
 
     def _marked(self, text: str) -> str:
-        """Returns a text with an end of text that the tokenizer does not read as letters."""
+        """Replaces END_OF_TEXT by the tokenizer's own end-of-text token."""
         return text.replace(END_OF_TEXT, self._end_of_text)
 
     @functools.cached_property
     def _end_of_text(self) -> str:
-        """END_OF_TEXT if the vocabulary has it or has no end of text, else what it has instead."""
+        """The vocabulary's end-of-text token; END_OF_TEXT if it contains that, or has none."""
         known = self.end is None or END_OF_TEXT in self._tokenizer.get_vocab()
         return END_OF_TEXT if known else self._tokenizer.eos_token
 
     def judge(self, ids: list[np.ndarray], batch_size: int) -> Judged:
-        """Returns the costs of texts of these tokens, of all but the first."""
+        """Returns the costs of texts, given their tokens; the first token has no cost."""
         torch, nats = self._torch, []
         for filled, sizes, out in self._outputs(ids, batch_size):
             logits = torch.log_softmax(out.logits[:, :-1].float(), dim=-1)
@@ -271,7 +271,7 @@ class TransformersJudge:
         return np.concatenate(found)
 
     def _outputs(self, ids: list[np.ndarray], batch_size: int) -> Iterator[tuple]:
-        """Yields (tokens [B, L], numbers of them [B], outputs of the model)."""
+        """Yields (tokens [B, L], number of tokens [B], outputs of the model)."""
         torch = self._torch
         for first in range(0, len(ids), batch_size):
             rows = ids[first : first + batch_size]
@@ -290,7 +290,7 @@ class TransformersJudge:
 
 
 def mauve(found: np.ndarray, theirs: np.ndarray, seed: int = 0) -> float:
-    """Computes MAUVE (arXiv:2102.01454) of two sets of features [N, D], by its library."""
+    """Computes MAUVE (arXiv:2102.01454) of two sets of features [N, D] with the mauve library."""
     try:
         from mauve import compute_mauve
     except ImportError as error:

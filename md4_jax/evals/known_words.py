@@ -1,4 +1,4 @@
-"""Words of samples that a text has: for a text of whole words, how much is spelled correctly."""
+"""Fraction of sampled words that occur in the training text: a measure of correct spelling."""
 
 import dataclasses
 import math
@@ -23,13 +23,13 @@ MOST_TOKENS = 20_000_000
 
 @dataclasses.dataclass(frozen=True)
 class KnownWords(OnSplit):
-    """Draws samples and counts which of their words occur in the run's training split.
+    """Draws samples and computes the fraction of their words that occur in the training split.
 
-    every, final, split, data  as in `likelihood`; the same share is computed for this split
+    every, final, split, data  as in `likelihood`; the same fraction is computed for this split
     num                        number of samples of each prompt; 0: sample.num
 
-    The first and the last word of a sample do not count, since they may be cut, nor do words of
-    which the user gave a part.
+    The first and the last word of a sample do not count, since they may be cut off. Words that
+    contain tokens of a prompt do not count either.
     """
 
     num: int = 0
@@ -39,12 +39,12 @@ class KnownWords(OnSplit):
         check_least(self, num=0)
 
     def check(self, experiment: Experiment, key: str) -> None:
-        """Raises UserError for a model that is not of text."""
+        """Raises UserError for a model that is not a text model."""
         if not isinstance(experiment.domain, TextDomain):
             raise UserError(f"{key} is for models of text, and this one is not")
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
-        """Returns the shares of known words of the samples and of the split."""
+        """Returns the fractions of known words of the samples and of the split."""
         num = self.num or experiment.sample.num
         asked = dataclasses.replace(experiment.sample, num=num, trace=False)
         drawn = drawn_samples(experiment._replace(sample=asked), params, context.programs)
@@ -70,7 +70,7 @@ class KnownWords(OnSplit):
 def own_words(
     decode: Callable[[np.ndarray], str], tokens: np.ndarray, given: np.ndarray
 ) -> list[str]:
-    """Returns the words of a text that the model wrote alone, without the first and the last one.
+    """Returns the words that the model generated entirely, without the first and the last one.
 
     given: bool [L], the tokens that the user fixed
     """
@@ -85,9 +85,9 @@ def own_words(
 
 
 def share(texts: Sequence[Sequence[str]], known: Collection[str]) -> tuple[float, float, int]:
-    """Returns (share of the words of all texts that are known, its standard error, words).
+    """Returns (fraction of known words in all texts, its standard error, number of words).
 
-    The error is that of a ratio of sums over texts; nan for a single text.
+    The standard error is that of a ratio of sums over texts; nan for a single text.
     """
     counts = [len(words) for words in texts]
     hits = [sum(word in known for word in words) for words in texts]
@@ -101,5 +101,5 @@ def share(texts: Sequence[Sequence[str]], known: Collection[str]) -> tuple[float
 
 
 def _words(corpus: Corpus, split: str) -> list[str]:
-    """Returns the words of the beginning of a split."""
+    """Returns the words at the beginning of a split."""
     return corpus.domain.decode(corpus.stream(split)[:MOST_TOKENS]).split()

@@ -45,10 +45,10 @@ class LikelihoodBound(OnBatches):
     data        keys of the `data` section that differ from the run's own
     draws       number of noise draws per sequence; one if the objective is exact
     batch_size  sequences per batch; 0: as in training
-    stride      number of new tokens in each sequence; those before them are context. 0: all
+    stride      number of new tokens in each sequence; the ones before them are context. 0: all
     limit       number of sequences from the start of the split, rounded up to whole batches; 0: all
     seed        seed of the noise draws
-    objective   the bound: `auto` is the tightest that the process and the network allow
+    objective   the bound; `auto`: the tightest that the process and the network support
     """
 
     objective: Any
@@ -64,7 +64,7 @@ class LikelihoodBound(OnBatches):
     def check_stride(self, length: int, key: str = "", length_key: str = "data.length") -> None:
         """Raises UserError if the stride does not fit sequences of this length.
 
-        key: beginning of other keys in the error, such as "evals.test."
+        key: prefix of other keys in the error, such as "evals.test."
         """
         if self.stride > length:
             raise UserError(
@@ -88,18 +88,18 @@ class LikelihoodBound(OnBatches):
         return self.batch_size or experiment.train.batch_size
 
     def is_exact(self, network: Network) -> bool:
-        """Returns whether this is -log p itself."""
+        """Returns whether the bound is -log p itself."""
         return getattr(self.objective, "is_exact", lambda network: False)(network)
 
     def count(self, network: Network) -> int:
-        """Returns the number of noise draws that are computed per sequence."""
+        """Returns the number of noise draws per sequence."""
         return 1 if self.is_exact(network) else self.draws
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns the bound in all units, each with its standard error, and prints it.
 
-        Ends of text that fill up a sequence are tokens. So the bound is that of the texts together
-        with their lengths, which bytes and words measure, and tokens are also those of the padding.
+        End-of-text tokens that pad a sequence count as tokens. The bound is then that of the texts
+        and their lengths: per byte and word of the texts, and per token including the padding.
         """
         corpus = context.corpus(self.data)
         batches = corpus.eval_batches(
@@ -114,13 +114,13 @@ class LikelihoodBound(OnBatches):
     def of_batches(
         self, experiment: Experiment, params: Params, batches: Iterable[Batch], programs: dict
     ) -> dict[str, Any]:
-        """Returns the bound of any batches; programs: cache of compiled steps."""
+        """Returns the bound for the given batches; programs: cache of compiled steps."""
         return self.estimator(experiment, programs)(params, batches, self.limit)
 
     def estimator(
         self, experiment: Experiment, programs: dict, guidance: float = 1.0
     ) -> "Estimator":
-        """Returns the compiled step; the same bound, draws and seed share one in `programs`.
+        """Returns the compiled step, cached in `programs` by bound, draws and seed.
 
         guidance: see `make_eval_step`
         """
@@ -139,7 +139,7 @@ class LikelihoodBound(OnBatches):
 
 
 def main_bound(experiment: Experiment) -> LikelihoodBound | None:
-    """Returns the main likelihood of a run: the first that is final, else the first; or None."""
+    """Returns the main likelihood of a run: the first final one, else the first; None if none."""
     bounds = [e for e in experiment.evals.values() if isinstance(e, LikelihoodBound)]
     return next((bound for bound in bounds if bound.final), bounds[0] if bounds else None)
 
@@ -147,7 +147,7 @@ def main_bound(experiment: Experiment) -> LikelihoodBound | None:
 def reported(experiment: Experiment) -> LikelihoodBound:
     """Returns the main likelihood of a run; UserError if there is none.
 
-    The judge of samples, --mode bench and --mode plan use its bound, draws and batch size.
+    Its bound, draws and batch size are used by the judge of samples, --mode bench and --mode plan.
     """
     found = main_bound(experiment)
     if found is None and experiment.network.classifies:
@@ -177,16 +177,16 @@ class Estimator:
         self.exact = exact
 
     def nats(self, params: Params, rows: Batch, index: int) -> dict[str, Array]:
-        """Returns what the eval step makes of the global batch with this index."""
+        """Applies the eval step to the global batch with this index."""
         with jax.set_mesh(self._mesh):
             return self._step(params, rows._replace(text=None), jnp.int32(index))
 
     def __call__(self, params: Params, batches: Iterable[Batch], limit: int = 0) -> dict:
         """Returns {'sequences', 'draws', 'exact', 'nats_per_token', 'nats_per_token_se', ...}.
 
-        There are numbers per byte and word too if the batches have `text`. The total is the sum of
-        'diffusion_bits_per_token' and, if the bound has them, those of its other PARTS. 'exact'
-        is True for the likelihood itself and False for a bound.
+        Values per byte and word are included if the batches have `text`. The total is the sum of
+        'diffusion_bits_per_token' and those of the bound's other PARTS, if any. 'exact' is True for
+        the likelihood itself and False for a bound.
 
         limit: stops after that many sequences, rounded up to whole batches; 0: all.
         """
@@ -220,12 +220,12 @@ def make_eval_step(
 ) -> Callable[[Params, Batch, Array], dict[str, Array]]:
     """Makes (params, global batch, batch index) -> {'nats': [draws, B], PARTS, 'strata': [B]}.
 
-    The times of a sequence's draws are `antithetic_times` with an offset of its own. The offsets
-    are stratified over the batch and returned as strata. Times and weights of an integral are those
-    of `evaluation_power`.
+    The times of a sequence's draws are `antithetic_times` with an offset per sequence. The offsets
+    are stratified over the batch and returned as strata. `evaluation_power` gives the times and
+    weights of an integral.
 
-    guidance: weight of `guided` by the tokens that do not count, if noise is masks. The nats are
-    then those of the model whose steps are guided.
+    guidance: weight of `guided` by the tokens that do not count, for masking noise. The nats are
+    then those of the guided model.
     """
 
     def eval_step(params: Params, batch: Batch, index: Array) -> dict[str, Array]:

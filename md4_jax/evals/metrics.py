@@ -1,4 +1,4 @@
-"""Likelihoods with standard errors; the only place where nats are converted."""
+"""Likelihoods with standard errors; the only module that converts nats."""
 
 import math
 
@@ -7,8 +7,8 @@ import numpy as np
 from md4_jax.protocols import Array
 
 BITS = 1.0 / math.log(2.0)
-# Fewest sequences, or batches, whose spread gives an error; degree of the polynomial that is fitted
-# to the mean over strata.
+# Smallest number of sequences, or batches, for an error from their spread; degree of the polynomial
+# fitted to the mean over strata.
 FEWEST, DEGREE = 32, 4
 
 
@@ -23,10 +23,10 @@ class Likelihood:
     The estimate is the ratio (sum of nats) / (sum of tokens) over N sequences. The nats of a
     sequence are the mean of its draws. The standard error is that of a ratio,
     sqrt(N / (N - 1) sum_i e_i^2) / sum_i tokens_i,   e_i = nats_i - ratio tokens_i,
-    and includes the spread between sequences and the noise of the draws. If the noise levels are
+    which includes the spread between sequences and the noise of the draws. If the noise levels are
     stratified over each batch, `_stratified` replaces the sum of squares. For a single sequence it
-    is the error of its draws alone, taken as independent: too large rather than too small.
-    Nats per byte and nats per word are estimated in the same way.
+    is the error of its draws, treated as independent, which overestimates it. Nats per byte and per
+    word are estimated in the same way.
     """
 
     def __init__(self):
@@ -43,11 +43,11 @@ class Likelihood:
         text: Array | None = None,
         strata: Array | None = None,
     ) -> None:
-        """Adds nats [draws, B] of sequences with tokens [B] that count; rows with 0 are padding.
+        """Adds nats [draws, B] of sequences with tokens [B] that count; 0 tokens mark padding rows.
 
-        text [B, 2]: numbers of bytes and words of the counted tokens, if they are known.
-        strata [B]: numbers in [0, 1), spread evenly over the batch, on which the noise levels
-        depend; None: the sequences' draws are independent.
+        text [B, 2]: numbers of bytes and words of the counted tokens, if known.
+        strata [B]: numbers in [0, 1), spread evenly over the batch, that determine the noise
+        levels; None: draws of different sequences are independent.
         """
         real = np.asarray(tokens) > 0
         if strata is not None:
@@ -60,7 +60,7 @@ class Likelihood:
     def result(self, unit: str = "token") -> dict[str, float]:
         """Returns {name: value, name_se: error} per token and, if known, per byte and word.
 
-        unit: what a token is, in bits_per_UNIT: "token", "character" or "dimension"
+        unit: name of a token, in bits_per_UNIT: "token", "character" or "dimension"
         """
         nats, tokens = np.concatenate(self._nats, axis=1), np.concatenate(self._tokens)
         sizes = {"tokens": tokens}
@@ -102,10 +102,10 @@ def _ratio(nats: np.ndarray, sizes: np.ndarray, strata: list[np.ndarray]) -> tup
 def _stratified(rest: np.ndarray, strata: list[np.ndarray]) -> float:
     """Estimates the variance of sum(rest) [N], given the strata of each batch.
 
-    Batches are independent, so that many of them give it by their sums. For a few batches let m(v)
-    be the mean of an entry at stratum v. The variance around m is half of the mean squared
-    difference of neighbours in v, which have nearly the same m. The sum of m over a batch varies
-    too, though little in a large batch: a polynomial is fitted to m for it.
+    Batches are independent, so with many of them the variance follows from their sums. For a few
+    batches let m(v) be the mean of an entry at stratum v. The variance around m is half the mean
+    squared difference of neighbours in v, since they have nearly the same m. The sum of m over a
+    batch also varies, though little in a large batch; a polynomial fit to m estimates this part.
     """
     count, ends = len(rest), np.cumsum([len(part) for part in strata])[:-1]
     if len(strata) >= FEWEST:

@@ -1,4 +1,4 @@
-"""N-gram models, to compare with the bound on the same text."""
+"""N-gram models, as a baseline for the bound on the same text."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class NGramModels(OnSplit):
         check_least(self, order=1)
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
-        """Returns bits per token of each order; prints them beside a bound on the same text."""
+        """Returns the bits per token of each order; prints them beside a bound on the same text."""
         del params
         if jax.process_index() != 0:
             return {}
@@ -58,14 +58,14 @@ class NGramModels(OnSplit):
         return {"split": self.split, **{key(n): level for n, level in enumerate(found, start=1)}}
 
     def _text(self, read: int, size: int, unit: str) -> str:
-        """Names the first symbols of a split of `size`: 'the test split, all 55,770 tokens'."""
+        """Describes the part of a split that is read: 'the test split, all 55,770 tokens'."""
         split = "all splits" if self.split == "all" else f"the {self.split} split"
         own = " of its own data" if self.data else ""
         part = f"all {size:,}" if read == size else f"the first {read:,} of {size:,}"
         return f"{split}{own}, {part} {unit}s"
 
     def _bound(self, experiment: Experiment, context: Context) -> Mapping[str, Any] | None:
-        """Returns the result of an earlier likelihood on all of the same split, or None."""
+        """Returns the result of an earlier likelihood on the same whole split, or None."""
         for name, result in context.earlier.items():
             other = experiment.evals[name]
             same = isinstance(other, LikelihoodBound) and not other.limit
@@ -75,12 +75,12 @@ class NGramModels(OnSplit):
 
 
 def key(order: int) -> str:
-    """Returns the name of an order's number in the result."""
+    """Returns the key of an order in the result."""
     return f"{order}_gram_bits_per_token"
 
 
 def levels(result: Mapping[str, Any]) -> list[float]:
-    """Returns bits per token by order; empty for the result of another kind of evaluator."""
+    """Returns the bits per token by order; empty for a result of another kind of evaluator."""
     found: list[float] = []
     while key(len(found) + 1) in result:
         found.append(result[key(len(found) + 1)])

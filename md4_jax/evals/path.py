@@ -1,4 +1,4 @@
-"""Negative log-likelihood of texts under a sampler, along the path of reveals to each text."""
+"""Negative log-likelihood of texts under a sampler, along the path of unmasking each text."""
 
 import dataclasses
 from typing import Any
@@ -22,16 +22,16 @@ from md4_jax.samplers.left_to_right import LeftToRight
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """Negative log-likelihood of the samples of a step along a grid, in nats per sequence [B].
+    """Negative log-likelihood under a sampler's steps along a grid, in nats per sequence [B].
 
-    If the positions that are revealed next do not depend on the drawn tokens, one path leads to x:
+    If the positions to unmask do not depend on the drawn tokens, a single path leads to x:
 
-        -log p(x) = sum over steps, sum over the positions n that it reveals, -log mu_n(z, t)[x_n],
+        -log p(x) = sum over steps, sum over positions n unmasked by the step, -log mu_n(z, t)[x_n],
 
-    where z holds the tokens of x that earlier steps revealed (arXiv:2603.01367). It is exact for
-    any number of tokens per step, with the temperature of the sampler. If the positions are drawn
-    without the network (a random order, the times of ancestral sampling), this is -log p(x | what
-    was drawn), and its mean over draws is a bound on -log p(x). u is unused.
+    where z holds the tokens of x that earlier steps unmasked (arXiv:2603.01367). It is exact for
+    any number of tokens per step, and includes the temperature of the sampler. If the positions are
+    drawn independently of the network (a random order, or the times of ancestral sampling), this is
+    -log p(x | drawn positions), and its mean over draws is a bound on -log p(x). u is unused.
     """
 
     step: Any
@@ -39,17 +39,17 @@ class Path:
 
     @property
     def needs(self) -> Any:
-        """Requires what the sampler requires."""
+        """Requirements, which are those of the sampler."""
         return self.step.needs
 
     def is_bound(self, process: Any) -> bool:
-        """Whether the sampler has a likelihood with this process."""
+        """Returns whether the sampler has a likelihood with this process."""
         by_logits = isinstance(self.step, RevealsByLogits) and self.step.is_deterministic
         is_left_to_right = isinstance(self.step, LeftToRight)
         return by_logits or is_left_to_right or reveal.has_schedule(self.step, process)
 
     def is_exact(self, network: Network) -> bool:
-        """Whether nothing but tokens is drawn."""
+        """Returns whether only tokens are drawn, so that the value is exact."""
         known = isinstance(self.step, LeftToRight | RevealsByLogits)
         return known or getattr(self.step, "has_fixed_order", False)
 
@@ -69,9 +69,9 @@ class Path:
         return self._by_schedule(denoiser, process, batch, chain, keys), {}
 
     def _by_logits(self, denoiser: Denoiser, process: Any, batch: Batch, chain: Chain) -> Array:
-        """Follows a step that chooses positions with the network; masks left come last.
+        """Follows a step that selects positions by the network; remaining masks are costed last.
 
-        With a given number of tokens per step there are none: a sampler takes further steps.
+        With a given number of tokens per step no masks remain: the sampler takes further steps.
         """
         x, times = batch.tokens, jnp.asarray(self.grid)
 
@@ -99,7 +99,7 @@ class Path:
     def _by_schedule(
         self, denoiser: Denoiser, process: Any, batch: Batch, chain: Chain, keys: Array
     ) -> Array:
-        """Follows a schedule that is drawn without the network."""
+        """Follows a schedule that is drawn independently of the network."""
         grid, length = np.asarray(self.grid, np.float32), chain.z.shape[1]
         schedule = reveal.schedule_of(self.step, process, chain, grid, keys)
         rounds = numbered(jnp.where(batch.loss_mask, schedule.round, NEVER))
@@ -121,7 +121,7 @@ class Path:
     def _cost(
         self, denoiser: Denoiser, z: Array, t: Array, batch: Batch, here: Array, part: float = 1.0
     ) -> Array:
-        """Sums -log mu_n(z, t)[x_n] over the positions `here`, a `part` of all or less: [B]."""
+        """Sums -log mu_n(z, t)[x_n] over the positions `here`, at most a fraction `part`: [B]."""
 
         def nats(logits: Array, x: Array) -> Array:
             return token_nats(self.step.transform(logits), x)
@@ -137,7 +137,7 @@ class PathLikelihood(OnBatches):
     """Evaluates -log p of a split under the sampler of the `sample` section: see `Path`.
 
     every, final, split, data, batch_size, stride, limit, seed  as in `likelihood`
-    draws  number of orders, or of sets of reveal times, per sequence, if they are random
+    draws  number of random orders, or sets of unmasking times, per sequence, if they are random
     """
 
     stride: int = 0

@@ -1,4 +1,4 @@
-"""Evaluation results as text."""
+"""Formatting of evaluation results."""
 
 import math
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def line(result: dict[str, Any]) -> str:
 
 
 def classes(result: Mapping[str, Any]) -> str:
-    """Formats the result of a classifier of noisy sequences."""
+    """Formats the result for a classifier of noisy sequences."""
     draws = "1 draw" if result["draws"] == 1 else f"{result['draws']} draws"
     return (
         f"cross-entropy of the class {result['cross_entropy']:.4f} +- "
@@ -44,7 +44,7 @@ def classes(result: Mapping[str, Any]) -> str:
 
 
 def finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns numbers as JSON can have them: None for those that are not finite, at any depth."""
+    """Converts numbers to JSON values: None for those that are not finite, at any depth."""
 
     def of(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -55,12 +55,12 @@ def finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def label(name: str, split: str) -> str:
-    """Returns the name of an evaluator, followed by its split if that has another name."""
+    """Returns the name of an evaluator, followed by its split if the names differ."""
     return name if name == split else f"{name} ({split} split)"
 
 
 def quality(result: Mapping[str, Any]) -> str:
-    """Formats the comparison of samples with images."""
+    """Formats the comparison of sampled images with real ones."""
     others = ("split", "samples", "images", "copies", "picture")
     numbers = {k: v for k, v in result.items() if k not in others}
     words = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in numbers.items())
@@ -99,9 +99,9 @@ def ladder(
 ) -> str:
     """Formats a table of n-gram models and, if its result is given, the model; best last.
 
-    text   what they were evaluated on, which is said unless the result is on the same data
-    whole  what the result is on, if it is more
-    unit   what a symbol is, the domain's `unit`
+    text   description of the data of the n-gram models; omitted if the result is on the same data
+    whole  description of the data of the result, if it is larger
+    unit   name of a symbol: the domain's `unit`
     """
     rows = [(level, f"{order}-gram model") for order, level in enumerate(levels, start=1)]
     if result is not None:

@@ -1,21 +1,21 @@
-"""Rewards towards which samples are drawn: docs/samplers.md#rewards.
+"""Rewards that steer samples: docs/samplers.md#rewards.
 
-A reward is a frozen dataclass of its options, a line in REWARDS below or in a config as
-package.module:attribute, with
+A reward is a frozen dataclass of its options with a line in REWARDS below, or in a config as
+package.module:attribute. It has
 
-    __call__(tokens, domain)  rewards [N], finite numbers, of sequences int32 [N, L]; `domain` gives
-                              the tokens their meaning, as `domain.decode(tokens[0])`. In training
-                              -1 stands after the end of a text, which `decode` leaves out
+    __call__(tokens, domain)  rewards [N], finite numbers, of sequences int32 [N, L];
+                              `domain.decode(tokens[0])` is the text of the first one. In training
+                              the tokens after the end of a text are -1; `decode` skips them
 
 and optionally
 
-    check(domain)              raises UserError for data that have no such reward
-    opened(run_of, programs)   returns the reward that is called, which may read other models; the
-                               inputs are those of evals/context.py. UserError at start-up if there
-                               are no such models
-    compared(answers, expected)  rewards [N] of answers to prompts, beside the answers that the data
-                               have to them, both lists of texts: called instead of the reward, for
-                               training with objective.name=policy alone
+    check(domain)              raises UserError for data without such a reward
+    opened(run_of, programs)   returns the reward to call, after loading other models if it needs
+                               them; arguments as in evals/context.py. UserError at start-up if a
+                               model is missing
+    compared(answers, expected)  rewards [N] of answers to prompts, given the expected answers of
+                               the data, both lists of texts. Called instead of the reward; only
+                               for training with objective.name=policy
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from md4_jax.protocols import UserError
 
 @dataclasses.dataclass(frozen=True)
 class NoReward:
-    """Placeholder for sample.reward.name=none: samples are drawn as the model has them."""
+    """Placeholder for sample.reward.name=none: samples are not steered."""
 
     def __call__(self, tokens: np.ndarray, domain: Any) -> np.ndarray:
         """Returns 0 for each sequence."""
@@ -42,7 +42,7 @@ class NoReward:
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """Number of places of the text that match a regular expression, as Python's `re` writes it.
+    """Number of matches of a regular expression (Python's `re`) in the text.
 
     pattern  the expression; matches do not overlap
     """
@@ -58,7 +58,7 @@ class Pattern:
         _compiled("sample.reward.pattern", self.pattern)
 
     def check(self, domain: Any) -> None:
-        """Raises UserError if the data are no text."""
+        """Raises UserError if the data are not text."""
         _check_text("pattern", domain)
 
     def __call__(self, tokens: np.ndarray, domain: Any) -> np.ndarray:
@@ -72,11 +72,11 @@ class Pattern:
 class JudgeReward:
     """Log-probability of the text under a causal judge q, in nats.
 
-    With strength lambda samples then have p(x) q(x)^lambda / Z: a product of experts. Of a text
-    that has more tokens than the judge can read, the first ones count.
+    With strength lambda samples follow p(x) q(x)^lambda / Z: a product of experts. If a text has
+    more tokens than the judge can read, only the first ones count.
 
     judge       as for the evaluator `generative_perplexity`
-    batch_size  number of texts that are judged at once
+    batch_size  number of texts judged at once
     """
 
     judge: str = ""
@@ -92,13 +92,13 @@ class JudgeReward:
             raise UserError(f"sample.reward.batch_size must be at least 1, not {self.batch_size}")
 
     def check(self, domain: Any) -> None:
-        """Raises UserError if the data are no text."""
+        """Raises UserError if the data are not text."""
         _check_text("judge", domain)
 
     def opened(self, run_of: RunOf, programs: dict) -> "LogProbability":
-        """Returns the reward; the judge is read when it is first asked, and kept in `programs`.
+        """Returns the reward; its judge is loaded at first use and cached in `programs`.
 
-        UserError if there is no such judge.
+        UserError if the judge does not exist.
         """
         key = "sample.reward.judge"
         judges.check_source(key, self.judge, run_of.is_causal)
@@ -109,13 +109,13 @@ class JudgeReward:
         return LogProbability(judge, self.batch_size)
 
     def __call__(self, tokens: np.ndarray, domain: Any) -> np.ndarray:
-        """Raises TypeError: the judge is not read."""
+        """Raises TypeError: the judge is not loaded; see `opened`."""
         raise TypeError("this reward reads a judge: call what its `opened` returns")
 
 
 @dataclasses.dataclass(frozen=True)
 class LogProbability:
-    """Reward of `JudgeReward`, whose judge a call without arguments returns."""
+    """Reward of `JudgeReward` after loading; `judge()` returns the judge."""
 
     judge: Callable[[], Any]
     batch_size: int
@@ -132,11 +132,11 @@ class LogProbability:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """1 for an answer that says the same as that of the data, else 0; for objective.name=policy.
+    """1 if an answer agrees with that of the data, else 0; for objective.name=policy.
 
-    pattern  regular expression of what is compared, its first group if it has one: the last match
-             in each answer, which is wrong without a match. '': the whole answer, without white
-             space at its ends
+    pattern  regular expression for the part to compare: the last match in each answer, or its first
+             group if there is one. An answer without a match is wrong. '': the whole answer,
+             without white space at its ends
     """
 
     pattern: str = ""
@@ -145,15 +145,15 @@ class Answer:
         _compiled("sample.reward.pattern", self.pattern)
 
     def check(self, domain: Any) -> None:
-        """Raises UserError if the data are no text."""
+        """Raises UserError if the data are not text."""
         _check_text("answer", domain)
 
     def __call__(self, tokens: np.ndarray, domain: Any) -> np.ndarray:
-        """Raises TypeError: there is nothing to compare with."""
+        """Raises TypeError: this reward needs an answer to compare with; see `compared`."""
         raise TypeError("this reward compares answers: call `compared`")
 
     def compared(self, answers: Sequence[str], expected: Sequence[str]) -> np.ndarray:
-        """Compares answers with those of the data: float64 [N]."""
+        """Compares answers with the expected ones: float64 [N]."""
         pairs = zip(map(self._said, answers), map(self._said, expected), strict=True)
         return np.array([one is not None and one == other for one, other in pairs], np.float64)
 

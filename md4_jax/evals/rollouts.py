@@ -1,4 +1,4 @@
-"""Texts that a policy learns from: drawn by the model at each step, with rewards."""
+"""Rollouts of a policy: texts drawn by the model in training, with rewards."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,16 +15,16 @@ from md4_jax.runtime.sharding import local_rows, to_global, to_host
 from md4_jax.samplers.batches import make_sampler
 from md4_jax.samplers.steering import Steering
 
-# Of the standard deviation of the rewards of a group, so that one of 0 divides nothing by 0.
+# Added to the standard deviation of the rewards of a group, which may be 0.
 SMALLEST = 1e-4
-NOTHING = -1  # stands where a text has no token, because it has ended
-SAMPLES = 7  # tells the keys of samples from those of the noise, which `draws` makes
+NOTHING = -1  # value of positions after the end of a text
+SAMPLES = 7  # distinguishes keys of samples from those of noise (`draws`)
 
 
 class Rollouts:
-    """Draws the texts of training steps, as the `sample` section says, and rewards them.
+    """Draws texts for training steps by the settings of the `sample` section, with their rewards.
 
-    The texts of a step are used again in the next ones, `updates_of` the objective in all.
+    Each batch of texts is used for `updates_of`(objective) successive steps.
     """
 
     def __init__(self, experiment: Experiment, rewarded: Steering):
@@ -40,13 +40,13 @@ class Rollouts:
         )
 
     def __call__(self, state: Any, step: int, prompts: Batch) -> Batch:
-        """Returns this process's rows of the batch of a step, `group` for each of its prompts.
+        """Returns this process's rows of the batch of a step: `group` texts for each prompt.
 
-        state    `TrainState` at which the step begins
-        prompts  sequences of the data; what does not count is the prompt. Those of the first step
-                 with a batch are those of the others too
+        state    `TrainState` before the step
+        prompts  sequences of the data; the tokens that do not count are the prompt. All steps that
+                 use one batch get the same prompts
 
-        A run that goes on between two steps with a batch draws it again, with the same model.
+        A run that resumes between two steps with one batch redraws it, with the same model.
         """
         first = step - step % updates_of(self._experiment.objective)
         if step == first or self._batch is None:
@@ -55,13 +55,13 @@ class Rollouts:
         return self._batch
 
     def _made(self, params: Params, step: int, prompts: Batch) -> Batch:
-        """Draws and rewards the batch of a step and of those that use it again."""
+        """Draws the batch for a step and the following ones that reuse it, with its rewards."""
         experiment, group = self._experiment, self._experiment.objective.group
         context = {name: np.repeat(x, group, axis=0) for name, x in prompts.context.items()}
         data, counts = (np.repeat(np.asarray(x), group, axis=0) for x in prompts[:2])
         given = to_global((Prompt(data, ~counts), context), experiment.mesh)
         tokens = self._drawn(params, step, given)
-        # Of the whole batch on each process: a judge computes on the devices of all processes.
+        # Each process computes the whole batch, since a judge uses the devices of all processes.
         whole = to_host(given[0])
         rewards = self._rewards(tokens, whole.tokens, ~whole.mask)
         better = advantages(rewards, group, experiment.objective.normalised)
@@ -75,20 +75,20 @@ class Rollouts:
         )
 
     def _drawn(self, params: Params, step: int, given: tuple[Prompt, dict]) -> np.ndarray:
-        """Returns the texts [B, L] of the whole batch, after prompts and with context `given`."""
+        """Returns the texts [B, L] of the whole batch, for `given` (prompts, context)."""
         mesh, size = self._experiment.mesh, self._experiment.train.batch_size
         keys = sample_keys(self._experiment.train.seed, step, size)
         with jax.set_mesh(mesh):
             found = self._sampler.program(params, self._experiment.sampler_step, keys, *given)
         tokens = np.asarray(to_host(found[0].z))
-        # Blocks after the end of a text are not drawn: they hold masks.
+        # Blocks after the end of a text are not drawn; they hold masks.
         left = np.asarray(params["process"].is_noise(tokens))
         return np.where(left, self._experiment.ends[0], tokens) if left.any() else tokens
 
     def _rewards(self, tokens: np.ndarray, data: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns the rewards float64 [B] of texts, or of their answers beside those of the data.
+        """Returns the rewards float64 [B] of texts, or of answers compared with those of the data.
 
-        Texts end with the first token that ends them.
+        A text ends at its first end token.
         """
         compared = getattr(self._rewarded.reward, "compared", None)
         if compared is None:
@@ -98,7 +98,7 @@ class Rollouts:
         return self._rewarded.checked(compared(answers, expected), len(tokens))
 
     def _answers(self, tokens: np.ndarray, counts: np.ndarray) -> list[str]:
-        """Returns the text of each answer, up to what ends it."""
+        """Returns the text of each answer, up to its end token."""
         domain, texts = self._experiment.domain, []
         stops = {*self._experiment.ends, getattr(domain, "eot_id", None)}
         for row, own in zip(tokens, counts, strict=True):
@@ -115,7 +115,7 @@ def sample_keys(seed: int, step: int, count: int) -> Array:
 
 
 class Cut:
-    """Domain of texts that may end before their row does, with NOTHING after their end."""
+    """Domain of texts that may be shorter than their row, with NOTHING after their end."""
 
     def __init__(self, domain: Any):
         self._domain = domain
@@ -130,20 +130,20 @@ class Cut:
 
 
 def ended(tokens: np.ndarray, counts: np.ndarray, ends: tuple[int, ...]) -> np.ndarray:
-    """Returns the tokens with NOTHING after the first that ends an answer."""
+    """Replaces the tokens after the first end token of an answer by NOTHING."""
     stops = np.isin(tokens, ends) & counts
     first = np.where(stops.any(axis=1), stops.argmax(axis=1), tokens.shape[1])[:, None]
     return np.where(np.arange(tokens.shape[1]) > first, NOTHING, tokens)
 
 
 def advantages(rewards: np.ndarray, group: int, normalised: bool) -> np.ndarray:
-    """Returns how much better than its group each text is: float32 [B].
+    """Computes the advantage of each text within its group: float32 [B].
 
-    r_i - mean(r), over the standard deviation of the group's rewards if `normalised`.
+    r_i - mean(r), divided by the standard deviation of the group's rewards if `normalised`.
     """
     groups = rewards.reshape(-1, group)
     found = groups - groups.mean(axis=1, keepdims=True)
-    # The mean of equal numbers may differ from them by rounding.
+    # The mean of equal rewards may differ from them by rounding.
     found[groups.min(axis=1) == groups.max(axis=1)] = 0.0
     if normalised:
         found = found / (groups.std(axis=1, keepdims=True) + SMALLEST)
@@ -151,14 +151,14 @@ def advantages(rewards: np.ndarray, group: int, normalised: bool) -> np.ndarray:
 
 
 def maker(experiment: Experiment, rewarded: Steering | None) -> Callable[[Any, int, Batch], Batch]:
-    """Returns (`TrainState`, step, batch of the data) -> batch of the step, mostly the same."""
+    """Makes (`TrainState`, step, batch of the data) -> training batch; usually the identity."""
     if experiment.objective.needs.rewards:
         return Rollouts(experiment, rewarded)
     return lambda state, step, batch: batch
 
 
 def data_of(experiment: Experiment, corpus: Corpus, step: int) -> TrainIterator | Repeated:
-    """Returns the batches of the data from a step on, each as often as the objective uses it."""
+    """Returns the batches of the data from a step on, each repeated as the objective requires."""
     rows = rows_of(experiment, prompts_of(experiment))
     batches = corpus.train_batches(seed=experiment.train.seed, **rows)
     times = updates_of(experiment.objective)
@@ -166,6 +166,6 @@ def data_of(experiment: Experiment, corpus: Corpus, step: int) -> TrainIterator 
 
 
 def prompts_of(experiment: Experiment) -> int:
-    """Returns how many sequences of the data a step has: fewer where several texts are drawn."""
+    """Returns the number of data sequences per step: the batch size, or the number of groups."""
     size = experiment.train.batch_size
     return size // experiment.objective.group if experiment.objective.needs.rewards else size

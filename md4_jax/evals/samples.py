@@ -1,4 +1,4 @@
-"""Samples of the model, which are drawn, written, printed and, with a judge, scored."""
+"""Samples of the model: drawing, writing, printing and, with a judge, scoring them."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -48,7 +48,7 @@ class DrawnSamples:
         check_least(self, every=0)
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
-        """Writes and prints the samples; returns their cost, diversity and bound."""
+        """Writes and prints the samples; returns their cost, diversity and the judge's bound."""
         prompts = _prompts(experiment, context)
         is_exact = experiment.process.shows_clean or clean_prompts(experiment.config["data"])
         for remark in remarks(experiment.prompt, prompts, is_exact):
@@ -72,7 +72,7 @@ class DrawnSamples:
 
 
 def _prompts(experiment: Experiment, context: Context) -> list[Prompt]:
-    """Returns the prompts of the `sample` section; reads the data for sample.image_from."""
+    """Returns the prompts of the `sample` section, reading the data for sample.image_from."""
     return prompts_of(experiment, lambda split, number: context.corpus({}).example(split, number))
 
 
@@ -88,7 +88,7 @@ def prompts_of(experiment: Experiment, example: Example | None = None) -> list[P
 def _written(
     experiment: Experiment, context: Context, drawn: Samples, prompts: list[Prompt]
 ) -> tuple[Place, dict[str, str]]:
-    """Writes the samples as text, which it prints, or as pictures; returns (file, results)."""
+    """Writes the samples as text, also printed, or as pictures; returns (file, results)."""
     directory, domain = context.workdir / "samples", experiment.domain
     if has_pictures(domain):
         path = writers.write_pictures(directory, context.step, domain, drawn, prompts)
@@ -102,7 +102,7 @@ def _written(
 
 
 def check_draws(experiment: Experiment) -> None:
-    """Raises UserError for a classifier, which draws no samples."""
+    """Raises UserError for a classifier, which cannot generate samples."""
     if experiment.network.classifies:
         raise UserError(
             f"network.name={experiment.config['network']['name']!r} is a classifier and draws no "
@@ -117,9 +117,9 @@ def drawn_samples(
     prompts: list[Prompt] | None = None,
     context: Mapping[str, np.ndarray] | None = None,
 ) -> Samples:
-    """Draws samples as the `sample` section says; `programs` caches the compiled sampler.
+    """Draws samples with the settings of the `sample` section; `programs` caches the sampler.
 
-    prompts  None: those of the section, which must not name examples of the data
+    prompts  None: those of the section, which must not refer to examples of the data
     context  as for `draw_samples`; None: `context_of` of the section
     """
     check_draws(experiment)
@@ -158,9 +158,9 @@ def drawn_samples(
         context=context,
     )
     if experiment.sampler_step.needs.hides:
-        # Only the tokens before the first gap keep their places.
+        # Only the tokens before the first gap keep their positions.
         return drawn._replace(prompt_mask=np.logical_and.accumulate(drawn.prompt_mask, axis=1))
-    # A text of masks ends with the block that has its end, and masks are after it.
+    # After the block with the end of a text there are only masks.
     if sample_block(experiment) and isinstance(experiment.process, RevealsMasks):
         return drawn
     return cut(drawn, experiment.ends)
@@ -173,7 +173,7 @@ def _steered(
     prompts: list[Prompt],
     context: Mapping[str, np.ndarray],
 ) -> Samples:
-    """Draws samples towards the reward of the `sample` section."""
+    """Draws samples steered by the reward of the `sample` section."""
     network, grid, options = experiment.network, experiment.grid, experiment.sample
     found = programs.setdefault(
         ("steered", network, grid.tobytes(), options.guidance),
@@ -192,7 +192,7 @@ def _steered(
 def watched(
     experiment: Experiment, params: Params, prompt: Prompt, programs: dict
 ) -> Iterator[Watched]:
-    """Yields the states of the first sample as they are drawn."""
+    """Yields the states of the first sample during sampling."""
     options, length = experiment.sample, sample_length(experiment)
     if len(prompt.tokens) != length:
         raise UserError(f"the prompt has {len(prompt.tokens)} positions, and samples {length}")
@@ -227,7 +227,7 @@ def _judged(
 ) -> dict[str, Any]:
     """Returns the judge's bound on -log p of the samples, its keys prefixed with 'judge_'.
 
-    Of a judge with classes it is -log p given the class of the samples.
+    If the judge has classes, -log p is conditional on the class of the samples.
     """
     if context.judge is None:
         return {}
@@ -250,7 +250,7 @@ def with_context(
     batch_size: int,
     rows: np.ndarray,
 ) -> Iterator[Batch]:
-    """Adds the context {name: [N, ...]} of N sequences to batches, which have them in order."""
+    """Adds the context {name: [N, ...]} of N sequences, in order, to their batches."""
     for number, batch in enumerate(batches):
         here = number * batch_size + rows
         own = {name: x[np.minimum(here, len(x) - 1)] for name, x in told.items()}

@@ -8,8 +8,8 @@ AT_ONCE = 1000  # rows
 def frechet_distance(one: np.ndarray, other: np.ndarray) -> float:
     """Computes the squared Frechet distance of Gaussians with the moments of two sets [N, D].
 
-    |m_1 - m_2|^2 + tr(C_1 + C_2 - 2 (C_1 C_2)^(1/2)), in float64, with the covariances of N - 1
-    (arXiv:1706.08500). The eigenvalues of C_1 C_2 are those of C_1^(1/2) C_2 C_1^(1/2).
+    |m_1 - m_2|^2 + tr(C_1 + C_2 - 2 (C_1 C_2)^(1/2)), in float64, with covariances normalised by
+    N - 1 (arXiv:1706.08500). C_1 C_2 has the eigenvalues of C_1^(1/2) C_2 C_1^(1/2).
     """
     (mean, covariance), (its_mean, its_covariance) = moments(one), moments(other)
     values, vectors = np.linalg.eigh(covariance)
@@ -35,9 +35,9 @@ def precision_recall(
 ) -> tuple[float, float]:
     """Computes improved precision and recall of samples [N, D] (arXiv:1904.06991).
 
-    The region of a set is the union of balls around its points, each of which reaches to the
-    `neighbours`-th nearest other point of the set. Precision is the share of samples in the region
-    of the images, recall the share of images in the region of the samples.
+    The region of a set is the union of balls around its points. The radius of a ball is the
+    distance to the `neighbours`-th nearest other point of the set. Precision is the fraction of
+    samples in the region of the images, recall the fraction of images in the region of the samples.
     """
     return (
         float(np.mean(_within(samples, images, neighbours))),
@@ -50,14 +50,14 @@ def _within(points: np.ndarray, others: np.ndarray, neighbours: int) -> np.ndarr
     found, others = np.zeros(len(points), bool), np.asarray(others, np.float64)
     for first in range(0, len(others), AT_ONCE):
         part = others[first : first + AT_ONCE]
-        # The nearest one of all is the point itself.
+        # The nearest point is the point itself.
         reach = np.partition(squares(part, others), neighbours, axis=1)[:, neighbours]
         found |= (squares(part, points) <= reach[:, None]).any(axis=0)
     return found
 
 
 def nearest(points: np.ndarray, others: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the `count` others nearest to each point, in order: (numbers, squared distances)."""
+    """Finds the `count` others nearest to each point, in order: (indices, squared distances)."""
     index = np.zeros((len(points), 0), int)
     best = np.zeros((len(points), 0))
     for first in range(0, len(others), AT_ONCE):
@@ -70,7 +70,7 @@ def nearest(points: np.ndarray, others: np.ndarray, count: int) -> tuple[np.ndar
 
 
 def squares(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Computes squared distances of all pairs [N, M] in float64, exact for whole numbers."""
+    """Computes the squared distances of all pairs [N, M] in float64, exact for whole numbers."""
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
     away = np.sum(one**2, axis=1)[:, None] + np.sum(other**2, axis=1) - 2.0 * one @ other.T
     return np.maximum(away, 0.0)

@@ -1,4 +1,4 @@
-"""Evaluators of an experiment, ready to run on its parameters."""
+"""Evaluators of an experiment, to run on its parameters."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -43,7 +43,7 @@ class Suite:
     judge   params -> (experiment, params) of the judge of samples; None: no judge
     run_of  reads other models
 
-    rewarded is that of the experiment, with a reward that may read other models.
+    The attribute `rewarded` is that of the experiment, with the models of its reward loaded.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Suite:
         return [name for name, e in self._experiment.evals.items() if e.final]
 
     def sizes(self, names: Iterable[str]) -> dict[tuple[str, str], SplitSize]:
-        """Tokenises the evaluators' data: {(name, split): size}.
+        """Tokenises the data of evaluators: {(name, split): size}.
 
-        UserError if it is too short or cannot be read, or if a judge is not there.
+        UserError if the data is too short or cannot be read, or if a judge is missing.
         """
         found = {}
         for name in names:
@@ -87,17 +87,17 @@ class Suite:
         return found
 
     def in_order(self, names: Iterable[str]) -> list[str]:
-        """Returns names of evaluators in the order in which they run."""
+        """Sorts names of evaluators into the order in which they run."""
         return [name for name in self._experiment.evals if name in set(names)]
 
     def run(
         self, names: Iterable[str], params: Params, step: int, say: Callable[[str], None]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Runs evaluators and yields (name, result) of each; say prints text.
+        """Runs evaluators and yields (name, result) for each; `say` prints text.
 
-        If one fails, the others still run. Then the error is raised; of several, one that has all.
-        Of several processes one alone may fail, while the others wait for it in a program: there
-        an error ends all at once.
+        If one fails, the others still run; then the error is raised, or one error for all of them.
+        With several processes an error ends everything immediately: only one process may have
+        failed, and the others would wait for it in a collective program.
         """
         earlier: dict[str, dict[str, Any]] = {}
         failed: dict[str, Exception] = {}
@@ -129,9 +129,9 @@ class Suite:
 
 
 def _joined(failed: Mapping[str, Exception]) -> Exception:
-    """Returns one UserError that names each evaluator and says why it failed.
+    """Returns one UserError with the name and the error of each evaluator.
 
-    A fault of the program, which is no UserError, is returned as it is, with that in a note.
+    An error that is not a UserError is returned unchanged, with this text as a note.
     """
     told = [_told(*item) for item in failed.items()]
     text = told[0] if len(told) == 1 else f"{len(told)} evaluators failed:\n" + "\n".join(told)

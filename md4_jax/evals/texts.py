@@ -1,4 +1,4 @@
-"""Likelihoods of single texts, by the same estimator as that of a split."""
+"""Likelihoods of single texts, by the same estimator as for a split."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -14,20 +14,20 @@ from md4_jax.experiment import Experiment, drawn_classes
 from md4_jax.protocols import Batch, Params, UserError, batch_of
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
 
-# Lengths of batches are this times powers of two, so that few programs are compiled.
+# Lengths of batches are this number times a power of two, so that few programs are compiled.
 SHORTEST = 16
 # Draws of one estimate, at the times u and 1 - u; estimates of a text are independent.
 PAIR = 2
 
 
 class Scores(NamedTuple):
-    """Costs -log p of N texts in nats, or bounds on them, with the errors of their estimates.
+    """Costs -log p of N texts in nats, or bounds on them, with standard errors.
 
     nats       float64 [N], cost of each text
-    nats_se    float64 [N], standard error of the Monte Carlo estimate; 0 where it is exact
-    tokens     int64 [N], tokens of each text
-    bytes      int64 [N], bytes of each text in UTF-8
-    exact      whether the costs are the likelihood itself and not a bound
+    nats_se    float64 [N], standard error of the Monte Carlo estimate; 0 if it is exact
+    tokens     int64 [N], number of tokens of each text
+    bytes      int64 [N], number of UTF-8 bytes of each text
+    exact      whether the costs are -log p itself instead of a bound
     objective  name of the bound
     """
 
@@ -68,7 +68,7 @@ class Scores(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Piece of a text that is one row of a batch: tokens, loss mask and segments, each [L]."""
+    """Piece of a text for one row of a batch: tokens, loss mask and segments, each [L]."""
 
     text: int
     tokens: np.ndarray
@@ -76,7 +76,7 @@ class Row(NamedTuple):
     segments: np.ndarray
 
     def padded(self, length: int) -> "Row":
-        """Appends tokens that do not count, in a segment of their own that no other token sees."""
+        """Appends tokens that do not count, in a separate segment that no token attends to."""
         more = (0, length - len(self.tokens))
         return Row(
             self.text,
@@ -96,9 +96,12 @@ def score_texts(
 ) -> Scores:
     """Estimates the bound for each text, of any length, with its Monte Carlo error.
 
-    A text longer than `data.length` is cut into windows as a split is. bound: its objective, draws,
-    batch size, stride and seed are used. label: class of the texts; -1: none.
-    UserError for a stride and a label that do not fit the model.
+    A text longer than `data.length` is cut into windows like a split.
+
+    bound: evaluator with the objective, draws, batch size, stride and seed to use
+    label: class of the texts; -1: none
+
+    UserError for a stride or a label that does not fit the model.
     """
     bound.check_stride(experiment.data.length)
     tokens = [encoded(experiment, index, text) for index, text in enumerate(texts)]
@@ -125,13 +128,13 @@ def score_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Estimates the bound for the counted tokens of each text, given the others of its rows.
 
-    guidance: by the others, as in `likelihood.make_eval_step`.
-    Returns nats and their standard errors, each [texts]; the rows of a text are added up.
+    guidance: weight of guidance by the other tokens, as in `likelihood.make_eval_step`.
+    Returns nats and their standard errors, each [texts]; the rows of a text are summed.
     """
     check_label(experiment, label)
     is_exact = bound.is_exact(experiment.network)
     repeats = 1 if is_exact else max(2, -(-bound.draws // PAIR))
-    # The seed chooses the numbers of batches, so that all seeds share one program.
+    # The seed enters by the batch indices, so that all seeds share one program.
     first = int(np.random.SeedSequence(bound.seed).generate_state(1)[0] % 2**28)
     shared = dataclasses.replace(bound, draws=1 if is_exact else PAIR, seed=0)
     estimator = shared.estimator(experiment, programs, guidance)
@@ -148,7 +151,7 @@ def score_rows(
 
 
 def takes_segments(experiment: Experiment, params: Params) -> bool:
-    """Returns whether the network can ignore padding."""
+    """Returns whether the network can ignore padding by its segments."""
     context = {"segments": np.zeros((1, 2), np.int32)}
     try:
         jax.eval_shape(lambda p: experiment.network.bind(p["network"], context, None) and 0, params)
@@ -158,7 +161,7 @@ def takes_segments(experiment: Experiment, params: Params) -> bool:
 
 
 def check_label(experiment: Experiment, label: Any) -> None:
-    """Raises UserError for a label that is no class of the network, nor -1 if it knows that."""
+    """Raises UserError for a label that is neither a class of the network nor an allowed -1."""
     classes = experiment.config["network"].get("classes", 0)
     if isinstance(label, bool) or not isinstance(label, int | np.integer) or label < -1:
         raise UserError(f"label must be the number of a class, or -1 for none, not {label!r}")
@@ -174,7 +177,7 @@ def check_label(experiment: Experiment, label: Any) -> None:
 
 
 def encoded(experiment: Experiment, index: int, text: str) -> np.ndarray:
-    """Returns the tokens of a text; UserError, which says which text it is, if there are none."""
+    """Returns the tokens of a text; UserError, with the index of the text, if it has none."""
     if not isinstance(text, str):
         raise UserError(f"text {index} must be text, not {text!r}")
     try:
@@ -189,7 +192,7 @@ def encoded(experiment: Experiment, index: int, text: str) -> np.ndarray:
 def _rows(
     experiment: Experiment, bound: LikelihoodBound, index: int, ids: np.ndarray
 ) -> Iterator[Row]:
-    """Yields the windows of a text, those of a split."""
+    """Yields the windows of a text, cut like a split."""
     length = experiment.data.length
     eot_id = experiment.domain.eot_id if experiment.data.separate_documents else None
     step = bound.stride or length
@@ -205,7 +208,7 @@ def _rows(
 def _groups(
     rows: Sequence[Row], experiment: Experiment, bound: LikelihoodBound, pads: bool
 ) -> Iterator[list[Row]]:
-    """Yields rows of one length, padded to it if they may be, at most a batch at a time."""
+    """Yields groups of rows of equal length, padded if `pads`, at most a batch each."""
     by_length: dict[int, list[Row]] = {}
     for row in rows:
         length = len(row.tokens)
@@ -220,12 +223,12 @@ def _groups(
 
 
 def bucket(length: int, most: int) -> int:
-    """Returns the smallest SHORTEST * 2^k that is at least `length`, but not above `most`."""
+    """Returns the smallest SHORTEST * 2^k that is at least `length`, limited to `most`."""
     return min(most, SHORTEST * 2 ** max(0, (-(-length // SHORTEST) - 1).bit_length()))
 
 
 def _batch(experiment: Experiment, group: list[Row], size: int, pads: bool, label: int) -> Batch:
-    """Returns the global batch of rows, filled up with rows of which no token counts."""
+    """Returns the global batch of rows, filled up with rows in which no token counts."""
     shards = batch_shards(experiment.mesh)
     size = -(-min(size, 2 ** (len(group) - 1).bit_length()) // shards) * shards
     own = local_rows(experiment.mesh, size)

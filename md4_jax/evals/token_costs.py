@@ -1,4 +1,4 @@
-"""Cost of each token of a text: the terms whose sum is its bound."""
+"""Cost of each token of a text; the bound is the sum of the costs."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from md4_jax.protocols import Array, Batch, Objective, Params, UserError, batch_
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_shards, to_global, to_host
 
-# Bounds of masks in continuous time, which all have the value of `any_order`.
+# Bounds of masking in continuous time; they all have the same value as `any_order`.
 SAME = (MD4, LambdaDCE, TDCE)
 ROWS = 16  # draws of one estimate; the error comes from several
 
@@ -30,8 +30,8 @@ class TokenCosts(NamedTuple):
 
     tokens    int32 [N], their ids
     bits      float64 [N]; their sum is a bound on -log2 p of the text, or -log2 p itself if exact
-    bits_se   float64 [N], standard errors of the Monte Carlo estimates; 0 if exact, and NaN if
-              there is only one estimate
+    bits_se   float64 [N], standard errors of the Monte Carlo estimates; 0 if exact, NaN for a
+              single estimate
     total_se  standard error of the sum, likewise
     exact     whether the sum is the likelihood itself
     """
@@ -53,11 +53,11 @@ def token_costs(
     estimates: int = 4,
     label: int = -1,
 ) -> TokenCosts:
-    """Estimates what each token of a text adds to the bound, with 16 draws per estimate.
+    """Estimates the contribution of each token of a text to the bound, with 16 draws per estimate.
 
     For masks it is the mean over random orders of -log p(token | the tokens drawn before it). The
-    objective is the bound of whole texts. UserError for a text longer than the model, for a bound
-    that is no sum over tokens, and for a label that is no class of the network.
+    objective is the bound of whole texts. UserError for a text longer than the model's sequences,
+    for a bound that is not a sum over tokens, and for a label that is not a class of the network.
     """
     check_label(experiment, label)
     if not isinstance(estimates, int | np.integer) or estimates < 1:
@@ -85,7 +85,7 @@ def token_costs(
 
 
 def splitting(experiment: Experiment, objective: Objective) -> Any:
-    """Returns a bound of the same value that is a sum over tokens; UserError if there is none."""
+    """Returns an equal bound that is a sum over tokens; UserError if there is none."""
     process = experiment.process
     masks = isinstance(process, RevealsMasks) and process.is_complete
     if hasattr(objective, "of_tokens") and (masks or not isinstance(objective, ScoreEntropy)):
@@ -99,7 +99,7 @@ def splitting(experiment: Experiment, objective: Objective) -> Any:
 
 
 def _error(estimates: np.ndarray, exact: bool) -> Any:
-    """Returns the standard error of the mean over the first axis; NaN of a single estimate."""
+    """Returns the standard error of the mean over the first axis; NaN for a single estimate."""
     if len(estimates) == 1:
         return np.full(estimates.shape[1:], 0.0 if exact else np.nan)
     return estimates.std(axis=0, ddof=1) / np.sqrt(len(estimates))
@@ -108,7 +108,7 @@ def _error(estimates: np.ndarray, exact: bool) -> Any:
 def _batch(
     experiment: Experiment, params: Params, tokens: np.ndarray, rows: int, label: int
 ) -> Batch:
-    """Repeats the text in rows, padded to one of few lengths if no token sees the padding."""
+    """Repeats the text in rows, padded to one of a few lengths if the padding can be hidden."""
     shards, length = batch_shards(experiment.mesh), len(tokens)
     rows = -(-rows // shards) * shards
     pads = takes_segments(experiment, params)
@@ -127,7 +127,7 @@ def _batch(
 
 
 def _program(experiment: Experiment, objective: Any) -> Callable:
-    """Makes (params, batch, number of the estimate) -> nats of each row's tokens, [B, L]."""
+    """Makes (params, batch, index of the estimate) -> nats of each row's tokens, [B, L]."""
 
     def run(params: Params, batch: Batch, number: Array) -> Array:
         denoiser = experiment.network.denoiser(params, batch.context)

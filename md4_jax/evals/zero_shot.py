@@ -22,7 +22,7 @@ from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import place, replace
 
 FILE = "zero_shot.json"
-# Set -> (keys of the section `data`, split), with the documents and splits of MDLM's evaluation.
+# Set -> (keys of the section `data`, split): documents and splits as in MDLM's evaluation.
 SETS: dict[str, tuple[dict[str, str], str]] = {
     "lambada": (dict(dataset="lambada", detokenise="lambada"), "test"),
     "wikitext2": (dict(dataset="wikitext2_rows", detokenise="wikitext"), "validation"),
@@ -38,34 +38,33 @@ SETS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "openwebtext": (dict(dataset="openwebtext", detokenise=""), "validation"),
 }  # fmt: skip
-# Most models were trained on OpenWebText, whose archive is large: only where it is asked for.
+# OpenWebText is not a default: most models were trained on it, and its archive is large.
 USUAL = ",".join(name for name in SETS if name != "openwebtext")
-# The run's own text may be a public corpus too, with other keys.
+# The run's own data may also be a public corpus, with other keys.
 PLAIN = {
     "name": "public", "folder": "", "text_key": "text", "messages_key": "", "prompt_key": "",
     "rejected_key": "", "validation": None, "test": None,
 }  # fmt: skip
 CHUNKS = {"concatenate": "grid", "documents": "documents"}
-BLOCK = 1 << 20  # tokens that are hashed at once
+BLOCK = 1 << 20  # tokens hashed at once
 
 
 @dataclasses.dataclass(frozen=True)
 class ZeroShot:
-    """Evaluates the likelihood bound of a run on other sets, and writes how each was made.
+    """Evaluates the likelihood bound on other data sets, and records how each set was made.
 
     every, final, draws, batch_size, limit, seed, objective  as in `likelihood`
     sets    names in SETS, separated by commas
     split   train, validation, test or all; '': the usual split of each set
-    path    directory with the files of each set in a directory of its name; '': the cache, or a
-            download
-    chunks  concatenate: documents are joined and cut; documents: one in each sequence, cut or
+    path    directory with one directory per set, of the same name; '': the cache, or a download
+    chunks  concatenate: documents are concatenated and cut; documents: one per sequence, cut or
             padded
     length  tokens of a sequence; 0: as in training
-    stride  new tokens of each sequence, which slides; 0: adjacent sequences
+    stride  new tokens of each sliding sequence; 0: adjacent sequences
 
-    zero_shot.json has for each set the detokeniser, the chunks, the end of text, the length, the
-    number of documents, and SHA-256 of the raw files, of the detokenised text and of the tokens.
-    Where two numbers differ, the first hash that differs says why.
+    zero_shot.json contains for each set the detokeniser, the chunks, the end of text, the length,
+    the number of documents, and SHA-256 of the raw files, of the detokenised text and of the
+    tokens. If two results differ, the first differing hash shows at which stage.
     """
 
     objective: Any
@@ -101,7 +100,7 @@ class ZeroShot:
         return [name.strip() for name in self.sets.split(",") if name.strip()]
 
     def check(self, experiment: Experiment, key: str) -> None:
-        """Raises UserError for a model that is not of text, and for sizes that do not fit."""
+        """Raises UserError for a model that is not a text model, and for sizes that do not fit."""
         if not isinstance(experiment.domain, TextDomain):
             raise UserError(f"{key} is for models of text, and this one is not")
         own, length = self.length_of(experiment)
@@ -137,9 +136,9 @@ class ZeroShot:
     def opened(
         self, key: str, corpus_of: Callable[[Mapping[str, Any]], Corpus]
     ) -> dict[str, Corpus]:
-        """Tokenises all sets, downloads those that are missing; UserError for one without text.
+        """Tokenises all sets, downloading missing ones; UserError for a set without text.
 
-        key: the evaluator in the config, for the error
+        key: config key of the evaluator, for the error
         """
         if self.path and place(self.path, f"{key}.path").is_file():
             raise UserError(
@@ -171,7 +170,7 @@ class ZeroShot:
         return LikelihoodBound(split=self.split or SETS[name][1], **options)
 
     def _manifest(self, name: str, corpus: Corpus) -> dict[str, Any]:
-        """Returns how the sequences of a set are made, with the hashes of each stage."""
+        """Returns a record of how the sequences of a set are made, with a hash of each stage."""
         changes, split = SETS[name][0], self.split or SETS[name][1]
         tokenizer, options = corpus.domain.tokenizer, corpus.options
         documents, characters, text = _text_facts(corpus.source.documents(split))
@@ -196,7 +195,7 @@ class ZeroShot:
 
 
 def _said(error: UserError, key: str, name: str, split: str) -> str:
-    """Says what is wrong with a set in the terms of this evaluator: its keys and its split."""
+    """Rewords an error about a set with the keys and the split of this evaluator."""
     if isinstance(error, NoText):
         return (
             f"the {split} split has 0 tokens. Add its file, leave {name} out of sets, or choose "
@@ -214,7 +213,7 @@ def _said(error: UserError, key: str, name: str, split: str) -> str:
 
 
 def _text_facts(documents: Iterable[str]) -> tuple[int, int, str]:
-    """Returns the numbers of documents and characters, and a SHA-256 of UTF-8, each ended by 0."""
+    """Returns (documents, characters, SHA-256 of all documents in UTF-8, each followed by 0)."""
     hashed, count, characters = hashlib.sha256(), 0, 0
     for document in documents:
         hashed.update(document.encode() + b"\0")

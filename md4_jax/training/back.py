@@ -1,4 +1,4 @@
-"""Return of a run to an earlier checkpoint, say because it diverged after that."""
+"""Return of a run to an earlier checkpoint, for example after it diverged."""
 
 import json
 import time
@@ -12,12 +12,12 @@ from md4_jax.training.writers import read_rows
 
 FILE = "back.json"
 ASIDE = "abandoned_checkpoints"
-# Keys that may change with a return: they do not change the arrays of a checkpoint.
+# Keys that may change on a return, because they do not affect the arrays of a checkpoint.
 FREE = ("optim.", "train.max_skipped_in_a_row")
 
 
 def is_done(workdir: Place, asked: str, optim: Mapping[str, Any]) -> bool:
-    """Returns whether the last return was this one, so that the same command only goes on."""
+    """Returns whether the last return was to this checkpoint; the command then only resumes."""
     last = _last(workdir)
     return bool(last and last["done"] and (last["asked"], last["optim"]) == (asked, dict(optim)))
 
@@ -26,11 +26,11 @@ def begin(
     workdir: Place, asked: str, step: int, newest: tuple[int, Mapping[str, Any]],
     config: Mapping[str, Any], each: int,
 ) -> None:  # fmt: skip
-    """Decides to return to a checkpoint; `finish` does it.
+    """Records the decision to return to a checkpoint; `finish` carries it out.
 
-    newest: step and host state of the newest readable checkpoint. each: sequences of the data that
-    a step takes. The training data go on after the last step that can have run: that of the last
-    row of the log, and the steps of a window after it.
+    newest: step and host state of the newest readable checkpoint. each: data sequences per step.
+    The training data continue after the last step that may have run: one log window after the last
+    row of the log.
     """
     log = workdir / METRICS
     rows = read_rows(log) if log.exists() else []
@@ -45,7 +45,7 @@ def begin(
 
 
 def finish(workdir: Place, say: Callable[[str], None]) -> None:
-    """Moves the later checkpoints aside, if a return was decided and is not finished."""
+    """Moves later checkpoints aside, if a return was recorded and is not finished."""
     last = _last(workdir)
     if last is None or last["done"]:
         return
@@ -63,7 +63,7 @@ def finish(workdir: Place, say: Callable[[str], None]) -> None:
 
 
 def position(workdir: Place, step: int, kept: Mapping[str, int]) -> Mapping[str, int]:
-    """Returns the position of the data after a step: that of a return to it, else `kept`."""
+    """Returns the data position after a step: that of a return to this step, else `kept`."""
     last = _last(workdir)
     return {"sequences": last["sequences"]} if last and last["step"] == step else kept
 

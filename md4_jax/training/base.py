@@ -1,4 +1,4 @@
-"""Frozen parameters of a run, stored once in its directory and not again in every checkpoint."""
+"""Frozen parameters of a run, stored once in its directory instead of in every checkpoint."""
 
 import json
 import time
@@ -18,15 +18,15 @@ from md4_jax.training.trainable import stored
 
 FOLDER = "base"
 ARRAYS = "arrays"
-RECORD = "record.json"  # written last: the base is whole if it is there
+RECORD = "record.json"  # written last: it marks a complete base
 
 
 def keep(workdir: Place, frozen: Params, again: int = 0) -> None:
-    """Writes the base of a run that begins; () writes none.
+    """Writes the base of a new run; () writes nothing.
 
-    It is whole or not there, and is read back once. A base that is there already is kept if it is
-    the same, and else moved aside: it is of a start that came to no checkpoint. UserError if it
-    cannot be written, after `again` repetitions.
+    It is written atomically and read back once. An existing base is kept if it is equal. Otherwise
+    it belongs to a start that reached no checkpoint, and is moved aside. UserError if writing fails
+    after `again` retries.
     """
     arrays = items.leaves(frozen)
     if not arrays:
@@ -56,7 +56,7 @@ def keep(workdir: Place, frozen: Params, again: int = 0) -> None:
 
 
 def mark(workdir: Place) -> dict[str, int]:
-    """Returns {"base": checksum} of the base, which checkpoints carry; {} without a base."""
+    """Returns {"base": checksum} of the base, for checkpoints; {} without a base."""
     record = _stored_record(workdir / FOLDER)
     return {} if record is None else {"base": items.crc32(record)}
 
@@ -65,8 +65,8 @@ def read(workdir: Place, template: Params, host: Mapping[str, Any]) -> Params:
     """Reads the base of a run, part by part, into the types and shardings of the template.
 
     template: frozen parameters as ShapeDtypeStructs; () reads nothing. host: host state of a
-    checkpoint, with the mark of the base that it goes with. UserError if the base is not there, is
-    another one, lacks a parameter or is damaged.
+    checkpoint, with the `mark` of its base. UserError if the base is missing, is another one, lacks
+    a parameter or is damaged.
     """
     wanted = items.leaves(template)
     if not wanted:
@@ -96,7 +96,7 @@ def read(workdir: Place, template: Params, host: Mapping[str, Any]) -> Params:
 
 
 def _is_there(folder: Place, record: dict[str, Any]) -> bool:
-    """Returns whether the folder says, to all processes, that it holds what is to be written."""
+    """Returns whether the folder already holds this base, with the same answer on all processes."""
     try:
         found = _stored_record(folder)
     except UserError:
@@ -110,7 +110,7 @@ def _record(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stored_record(folder: Place) -> dict[str, Any] | None:
-    """Returns what was written last, None without it; UserError if it is damaged."""
+    """Returns the record, None if there is none; UserError if it is damaged."""
     file = folder / RECORD
     if not file.exists():
         return None
@@ -138,7 +138,7 @@ def _write(folder: Place, arrays: dict[str, Any], record: dict[str, Any]) -> Non
 
 
 def _parts(folder: Place, wanted: dict[str, Any], record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the arrays to read, in the types in which they are stored, in parts."""
+    """Returns the arrays to read, with their stored types, in parts."""
     missing = sorted(wanted.keys() - record["types"].keys())
     if missing:
         raise UserError(
@@ -149,7 +149,7 @@ def _parts(folder: Place, wanted: dict[str, Any], record: dict[str, Any]) -> lis
 
 
 def _damage(arrays: dict[str, Any], record: dict[str, Any]) -> str:
-    """Names an array that is not as it was saved, '' if all are."""
+    """Names an array that differs from what was saved, '' if none does."""
     for name, found in checksums(arrays).items():
         if record["checksums"][name] != found:
             return f"{name} does not have the checksum with which it was saved"
@@ -157,7 +157,7 @@ def _damage(arrays: dict[str, Any], record: dict[str, Any]) -> str:
 
 
 def _difference(folder: Place, arrays: dict[str, Any], record: dict[str, Any]) -> str:
-    """Says how the base differs from these arrays, '' if it does not."""
+    """Describes how the base differs from these arrays, '' if it does not."""
     for part in items.parts(arrays):
         found, wrong = items.attempt(lambda p=part: items.read_part(folder / ARRAYS, p))
         if wrong := wrong or _damage(found, record):
@@ -166,7 +166,7 @@ def _difference(folder: Place, arrays: dict[str, Any], record: dict[str, Any]) -
 
 
 def _move_aside(folder: Place) -> None:
-    """Moves the base of a start without a checkpoint to where unreadable checkpoints are."""
+    """Moves the base of a start without a checkpoint to the folder of unreadable checkpoints."""
     if jax.process_index() == 0:
         aside = folder.parent / "unreadable_checkpoints"
         aside.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Checkpoints by Orbax of the state of a run, its data iterator and its log."""
+"""Orbax checkpoints of the state of a run, its data iterator and its log."""
 
 import contextlib
 import time
@@ -20,11 +20,11 @@ from md4_jax.training.keeping import surplus
 
 
 class Checkpoints:
-    """Numbered checkpoints of one run, saved in the background, each whole or not at all.
+    """Numbered checkpoints of one run, saved atomically in the background.
 
-    The first checkpoint that a process saves is read back before any older one is deleted. What the
-    options do not keep is deleted when the next save begins, once the disk has the last one;
-    `best(steps)` is one to keep besides. A single process tries again to save if that fails.
+    The first checkpoint that a process saves is read back before any older one is deleted. Surplus
+    checkpoints are deleted when the next save begins, once the last one is on disk; `best(steps)`
+    is kept in addition to those of the options. A single process retries a failed save.
 
     A checkpoint has three items: `ema` (for evaluation and sampling), `train` (the rest of the
     state) and `host` (JSON: position of the data iterator, open window of the log, and checksums of
@@ -40,7 +40,7 @@ class Checkpoints:
         self._manager = self._opened()
 
     def _opened(self) -> ocp.CheckpointManager:
-        """Opens the directory, and deletes what unfinished saves have left there."""
+        """Opens the directory, and deletes the remains of unfinished saves."""
         every_one = ocp.checkpoint_managers.LatestN(None)
         return ocp.CheckpointManager(
             self.directory,
@@ -58,9 +58,9 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: Any, host: dict) -> None:
-        """Starts saving; UserError if this or the previous save failed, say with a full disk.
+        """Starts saving; UserError if this or the previous save failed, for example on a full disk.
 
-        The first call, and one after a failure, waits until it is done. The first one is also read
+        The first save, and one after a failure, blocks until it is done. The first one is also read
         back; UserError if it differs.
         """
         ema, train = items.leaves(state.ema), items.leaves(state._replace(ema=()))
@@ -95,14 +95,14 @@ class Checkpoints:
         self._has_failed = False
 
     def _finished(self) -> None:
-        """Waits for the save in the background, and gives back the memory that it took."""
+        """Waits for the save in the background, and releases its memory."""
         self._manager.wait_until_finished()
         self._manager.check_for_errors()
         give_back()
 
     @property
     def _retries(self) -> int:
-        """Number of repetitions; several processes would have to fail together to repeat one."""
+        """Number of retries; 0 with several processes, since a single one cannot retry alone."""
         return self._options.retries if jax.process_count() == 1 else 0
 
     def _open_again(self) -> None:
@@ -115,7 +115,7 @@ class Checkpoints:
     def _prove(self, step: int, record: dict, saved: Mapping[str, dict[str, Any]]) -> None:
         """Reads a checkpoint back; UserError if it differs.
 
-        Doing so once shows that this process can read the directory.
+        Done once, this shows that the process can read the directory.
         """
         wrong = self._difference(step, record, saved)
         if wrong:
@@ -129,9 +129,9 @@ class Checkpoints:
         self._is_proven = True
 
     def prune(self) -> None:
-        """Deletes what the options do not keep, if this process has saved a checkpoint.
+        """Deletes surplus checkpoints, if this process has saved one.
 
-        The newest one is on the disk before that, even if the machine loses power.
+        The newest one is flushed to the disk before that, in case the machine loses power.
         """
         if not self._is_proven:
             return
@@ -143,7 +143,7 @@ class Checkpoints:
             self._manager.delete(old)
 
     def _difference(self, step: int, record: dict, saved: Mapping[str, dict[str, Any]]) -> str:
-        """Says how a checkpoint differs from what was saved; '' if it does not."""
+        """Describes how a checkpoint differs from what was saved; '' if it does not."""
         only_host = ocp.args.Composite(host=ocp.args.JsonRestore())
         found, wrong = items.attempt(lambda: self._manager.restore(step, args=only_host))
         if wrong or found["host"].get("crc32") != items.crc32(record):
@@ -157,14 +157,14 @@ class Checkpoints:
         return wrong
 
     def has_failed(self) -> bool:
-        """Returns whether a save in the background failed, so that another is due.
+        """Returns whether a save in the background failed and must be retried.
 
-        UserError if it is not to be repeated.
+        UserError if no retries are left.
         """
         return self._fails(self._manager.check_for_errors)
 
     def wait(self) -> bool:
-        """Waits until all saves are on disk, and prunes; returns `has_failed`."""
+        """Waits until all saves are on disk, deletes surplus ones, and returns `has_failed`."""
         return self._fails(lambda: (self._finished(), self.prune()))
 
     def _fails(self, action: Callable[[], Any]) -> bool:
@@ -192,9 +192,8 @@ class Checkpoints:
         """Returns the newest readable (state, host state), or None if there is no checkpoint.
 
         template: the state with ShapeDtypeStruct leaves and shardings. Unreadable checkpoints are
-        reported by `say` and moved aside, and the one before is taken. UserError if none can be
-        read, unless the first save was cut short by a loss of power: then it is as if there were
-        none.
+        reported by `say` and moved aside, and the previous one is read. UserError if none can be
+        read. If only the first save exists and a loss of power interrupted it, returns None.
         """
         ema, rest = template.ema, template._replace(ema=())
         newest = self._newest({"ema": ema, "train": rest}, say)
@@ -209,7 +208,7 @@ class Checkpoints:
     def restore_ema(
         self, template: Params, say=print, step: int | None = None
     ) -> tuple[int, Params] | None:
-        """Returns (step, moving average) of the newest readable checkpoint, or None.
+        """Returns (step, averaged parameters) of the newest readable checkpoint, or None.
 
         step: another checkpoint to read; UserError if it cannot be read.
         """
@@ -228,7 +227,7 @@ class Checkpoints:
         return found and (found[0], found[1]["host"]["state"])
 
     def _newest(self, templates: Mapping[str, Any], say) -> tuple[int, Any] | None:
-        """Reads these items and `host` of the newest readable checkpoint; says which are not."""
+        """Reads these items and `host` of the newest readable checkpoint; reports others."""
         for step in reversed(self.steps()):
             found, wrong = self._read(step, templates)
             if not wrong:
@@ -256,7 +255,7 @@ class Checkpoints:
         return found
 
     def _read(self, step: int, templates: Mapping[str, Any]) -> tuple[Any, str]:
-        """Reads these items and `host`: (items, ''), or (None, reason) alike on all processes."""
+        """Reads these items and `host`: (items, ''), or on all processes (None, reason)."""
         asked = {k: ocp.args.StandardRestore(items.leaves(v)) for k, v in templates.items()}
         asked = ocp.args.Composite(**asked, host=ocp.args.JsonRestore())
         found, wrong = items.attempt(lambda: self._manager.restore(step, args=asked))
@@ -265,7 +264,7 @@ class Checkpoints:
         return found, wrong
 
     def _other_type(self, step: int, templates: Mapping[str, Any]) -> str:
-        """Names an array of a checkpoint that has another type than its template, '' if none."""
+        """Names an array of a checkpoint with another type than its template, '' if none."""
         for item, template in templates.items():
             where, asked = self.directory / str(step) / item, items.leaves(template)
             said, unread = items.attempt(lambda w=where, a=asked: items.other_type(w, a))
@@ -274,7 +273,7 @@ class Checkpoints:
         return ""
 
     def _move_aside_after(self, step: int, say) -> None:
-        """Moves unreadable newer checkpoints aside, since their steps will be saved again."""
+        """Moves unreadable newer checkpoints aside, because their steps will be saved again."""
         newer = [s for s in self.steps() if s > step]
         if newer and jax.process_index() == 0:
             aside = self.directory.parent / "unreadable_checkpoints"
@@ -284,7 +283,7 @@ class Checkpoints:
                 move(self.directory / str(bad), target)
                 say(f"moved the unreadable checkpoint {bad} to {target}")
         if newer:
-            # All processes wait for the move, so that none takes these steps for saved.
+            # All processes wait for the move, so that none considers these steps saved.
             max_over_processes(len(newer))
             self._manager.reload()
 

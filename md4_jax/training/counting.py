@@ -1,4 +1,4 @@
-"""Counting of the training text into the tables beside a network, before the first step."""
+"""Filling of a network's count tables from the training text, before the first step."""
 
 import itertools
 import time
@@ -12,14 +12,14 @@ from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.sharding import max_over_processes, to_global
 from md4_jax.training.step import TrainState
 
-# Tokens of a batch that is counted.
+# Number of tokens of a counted batch.
 AT_ONCE = 2**18
 
 
 def filled(experiment: Experiment, corpus: Corpus, state: TrainState) -> tuple[TrainState, float]:
-    """Returns (state with full tables, seconds that it took); 0 seconds if there are none.
+    """Returns (state with filled tables, seconds taken); 0 seconds if there are no tables.
 
-    UserError if that took all of train.seconds.
+    UserError if this took all of train.seconds.
     """
     tables, train = experiment.network.companion, experiment.train
     if tables is None:
@@ -32,11 +32,11 @@ def filled(experiment: Experiment, corpus: Corpus, state: TrainState) -> tuple[T
     found = state.ema["companion"]
     with jax.set_mesh(experiment.mesh):
         for table in range(len(tables.sizes)):
-            # One at a time: Ctrl-C is heard, and devices that are threads of one process cannot
-            # wait for each other's sums in different tables.
+            # One at a time: Ctrl-C is handled in between, and devices that are threads of one
+            # process cannot deadlock in the sums of different tables.
             found = jax.block_until_ready(count(found, text, table))
     found = {**found, "sequences": found["sequences"] + sequences}
-    # The same on all processes, since the learning rate may follow it.
+    # Equal on all processes, since the learning rate may depend on it.
     seconds = max_over_processes(int(1000 * (time.monotonic() - began))) / 1000
     _say(f"tables      counted in {seconds:.1f} s")
     if 0 < train.seconds <= seconds:
@@ -63,14 +63,14 @@ def _text(experiment: Experiment, corpus: Corpus, sequences: int) -> Batch:
 
 
 def _told(batch: Batch) -> Batch:
-    """Returns what tables read of a batch."""
+    """Returns the parts of a batch that the tables read."""
     context = {name: x for name, x in batch.context.items() if name == "segments"}
     tokens = batch.tokens.astype(np.uint16 if batch.tokens.max() < 2**16 else np.int32)
     return Batch(tokens, batch.loss_mask, context)
 
 
 def _all(experiment: Experiment, corpus: Corpus, sequences: int) -> Batch:
-    """Returns the first sequences of the training data, [N, L], whole in each process."""
+    """Returns the first sequences of the training data, [N, L], all of them in each process."""
     at_once = np.arange(max(1, AT_ONCE // experiment.data.length))
     batches = corpus.training_in_order(batch_size=len(at_once), rows=at_once)
     batches = list(itertools.islice(batches, -(-sequences // len(at_once))))

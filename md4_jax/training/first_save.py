@@ -8,19 +8,19 @@ FILE = "first_save.json"
 
 
 def begin(workdir: Place, step: int) -> None:
-    """Notes the step before its checkpoint is written; object storage has what it shows."""
+    """Notes the step before its checkpoint is written; object storage does not need the note."""
     if not is_remote(workdir):
         replace(workdir / FILE, json.dumps({"step": step}) + "\n")
 
 
 def end(workdir: Place) -> None:
-    """Removes the note, once the disk has a checkpoint."""
+    """Removes the note, once a checkpoint is on the disk."""
     if not is_remote(workdir):
         (workdir / FILE).unlink(missing_ok=True)
 
 
 def was_cut_short(workdir: Place, step: int) -> bool:
-    """Returns whether this checkpoint is the first, of which the machine may have lost a part."""
+    """Returns whether this is the first checkpoint and may be incomplete after a loss of power."""
     try:
         return json.loads((workdir / FILE).read_text("utf-8")) == {"step": step}
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Items of a checkpoint: their arrays by name, and whether they are what was saved."""
+"""Items of a checkpoint: their arrays by name, and the checks against what was saved."""
 
 import json
 import math
@@ -14,12 +14,12 @@ from md4_jax.runtime.checksums import checksums
 from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import max_over_processes
 
-# Extra bytes on a device while a checkpoint is read back, part by part.
+# Extra bytes on a device while reading back a checkpoint, part by part.
 PART_BYTES = 2**28
 
 
 def leaves(tree: Any) -> dict[str, Any]:
-    """Returns {path: array}, so that files depend on names and not on Python classes."""
+    """Returns {path: array}, so that files do not depend on Python classes."""
     flat = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in flat}
 
@@ -27,7 +27,7 @@ def leaves(tree: Any) -> dict[str, Any]:
 def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
     """Returns (result, ''), or (None, reason) on all processes if reading failed on any.
 
-    Checksums are sums over all processes, so all of them must have read the arrays.
+    Checksums are sums over all processes, so all processes must have read the arrays.
     """
     found, wrong = None, ""
     try:
@@ -40,7 +40,7 @@ def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def parts(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Splits arrays into parts of at most PART_BYTES on a device, or of one array."""
+    """Splits arrays into parts of at most PART_BYTES per device, or of a single array."""
     parts, size = [{}], 0
     for name, x in arrays.items():
         own = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
@@ -52,7 +52,7 @@ def parts(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_part(directory: Place, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads some arrays of an item, with the shapes and shardings of those given."""
+    """Reads some arrays of an item, with the given shapes and shardings."""
     shapes = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
         for name, x in arrays.items()
@@ -64,7 +64,7 @@ def read_part(directory: Place, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def damage(found: Any, items: Iterable[str]) -> str:
-    """Names the part of a checkpoint that is not as it was saved, '' if all is."""
+    """Names the part of a checkpoint that differs from what was saved, '' if none does."""
     record = dict(found["host"])
     if record.pop("crc32", None) != crc32(record):
         return "its host file does not have the checksum with which it was saved"
@@ -77,9 +77,9 @@ def damage(found: Any, items: Iterable[str]) -> str:
 
 
 def other_type(directory: Place, asked: Mapping[str, Any]) -> str:
-    """Names an array of an item that is stored in another type than the one asked for, or ''.
+    """Names an array of an item that is stored in another type than requested, or ''.
 
-    Orbax converts what it reads, so that its checksum is not the one with which it was saved.
+    Orbax converts such an array, so its checksum would differ from the saved one.
     """
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         kept = leaves(reader.metadata(directory).item_metadata.tree)
@@ -94,13 +94,13 @@ def crc32(record: Any) -> int:
 
 
 def graft(template: Any, leaves: dict[str, Any]) -> Any:
-    """Puts restored arrays into the template's structure."""
+    """Inserts restored arrays into the structure of the template."""
     return jax.tree_util.tree_map_with_path(
         lambda p, _: leaves[jax.tree_util.keystr(p, simple=True, separator="/")], template
     )
 
 
-# What orbax says of an array of another shape than the one asked for.
+# Orbax's message for an array of another shape than requested.
 SHAPES = re.compile(r"Requested shape: (\(.*?\)) .* stored shape: (\(.*?\))")
 OTHER_VERSION = (
     "Another version of the program may have trained it: use that one (`commit` in config.json), "
@@ -111,15 +111,15 @@ OTHER_TYPE = (
     "it holds {0} as {1} where this program's network has {2}. It may have been saved with "
     "JAX_ENABLE_X64 set: it is not damaged, but only the version that trained it reads it"
 )
-# What orbax says of an item that lacks an array that is asked for.
+# Orbax's message for an item without a requested array.
 NAMES = "tree structures do not match"
 OTHER_NAMES = "it lacks an array that this program's network has. "
-# What the system says of a disk without room; which one it is, the caller's sentence tells.
+# The system's message for a full disk; the caller's message names the disk.
 FULL = ("No space left on device", "Disk quota exceeded")
 
 
 def reason(error: Exception) -> str:
-    """Returns the first line of the innermost cause, which names the file or the errno."""
+    """Returns the first line of the innermost cause; it names the file or the errno."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -130,5 +130,5 @@ def reason(error: Exception) -> str:
         return OTHER_NAMES + OTHER_VERSION
     if full := next((said for said in FULL if said in text), None):
         return full
-    # TensorStore names files first, and what the system said last.
+    # TensorStore names files first, and the system's message last.
     return text if len(text) <= 300 else f"{text[:120]} ... {text[-175:]}"

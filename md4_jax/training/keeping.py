@@ -1,4 +1,4 @@
-"""Rules by which checkpoints are kept, and the best of those that were evaluated."""
+"""Rules for keeping checkpoints, and the choice of the best evaluated one."""
 
 import math
 from collections.abc import Container, Iterable, Mapping
@@ -20,7 +20,7 @@ class Best(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Description of a checkpoint for Orbax's rules, which look at the step alone."""
+    """Description of a checkpoint for Orbax's rules, which use only its step."""
 
     step: int
     metrics: None = None
@@ -28,7 +28,7 @@ class Kept(NamedTuple):
 
 
 def kept_by(options: CheckpointOptions, best: int | None) -> list[rules.PreservationPolicy]:
-    """Returns the rules in force; a checkpoint is kept if one of them keeps it.
+    """Returns the active rules; a checkpoint is kept if any of them keeps it.
 
     best: step of the best checkpoint, None if there is none.
     """
@@ -41,7 +41,7 @@ def kept_by(options: CheckpointOptions, best: int | None) -> list[rules.Preserva
 
 
 def surplus(steps: Iterable[int], options: CheckpointOptions, best: int | None) -> list[int]:
-    """Returns the steps, of ascending ones, whose checkpoints no rule keeps."""
+    """Returns those of the ascending steps that no rule keeps."""
     found = [Kept(step) for step in steps]
     rule = rules.AnyPreservationPolicy(kept_by(options, best))
     keeps = rule.should_preserve(found, context=rules.PreservationContext())
@@ -49,7 +49,7 @@ def surplus(steps: Iterable[int], options: CheckpointOptions, best: int | None) 
 
 
 def without_best(key: str, steps: list[int]) -> UserError:
-    """Makes the error for a run whose checkpoints no evaluator compares; key: what names `best`."""
+    """Makes the error for `best` in a run without an evaluator for it; key: what names `best`."""
     return UserError(
         f"{key} best needs checkpoint.best, the name of an evaluator by which checkpoints are "
         "compared, which this run does not have: give --config.checkpoint.best=validation, also "
@@ -59,7 +59,7 @@ def without_best(key: str, steps: list[int]) -> UserError:
 
 
 def check_best(experiment: Experiment) -> None:
-    """Raises UserError if checkpoint.best names no evaluator that can compare checkpoints."""
+    """Raises UserError if checkpoint.best is not an evaluator that can compare checkpoints."""
     name, evals = experiment.checkpoint.best, experiment.evals
     if not name:
         if experiment.eval.checkpoint == "best":
@@ -87,16 +87,16 @@ def check_best(experiment: Experiment) -> None:
 
 
 def figure_of(experiment: Experiment) -> str:
-    """Returns the number of metrics.jsonl by which checkpoints are compared, '' for none."""
+    """Returns the name of the metric in metrics.jsonl that compares checkpoints, '' for none."""
     name = experiment.checkpoint.best
     return f"{name}/{experiment.evals[name].main_figure}" if name else ""
 
 
 def best_of(rows: Iterable[Mapping[str, Any]], figure: str, steps: Container[int]) -> Best | None:
-    """Returns the checkpoint with the lowest figure, of equal ones the first; None without any.
+    """Returns the checkpoint with the lowest figure, the first of equal ones; None if none.
 
-    rows: those of metrics.jsonl. steps: the checkpoints that exist. Figures that are not finite
-    do not count.
+    rows: rows of metrics.jsonl. steps: existing checkpoints. Figures that are not finite are
+    ignored.
     """
     found = [
         Best(row["step"], row[figure], row.get(f"{figure}_se", math.nan))

@@ -1,4 +1,4 @@
-"""Balance of experts, as a training step sees it (docs/networks.md)."""
+"""Load balance of experts in a training step (docs/networks.md)."""
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,10 @@ ROUTER, LOAD = "router", "load"
 
 
 def meters(params: Params) -> Params:
-    """Returns zeros [..., E] beside the matrix of each router, nested as params; {} without one.
+    """Returns zeros [..., E] for each router matrix, nested as params; {} without routers.
 
-    A network that also has them as parameters counts the choices of experts in their gradient.
+    A network that gets them as extra parameters returns the counts of chosen experts as their
+    gradient.
     """
     found = {}
     for name, x in params.items():
@@ -29,13 +30,13 @@ def meters(params: Params) -> Params:
 
 
 def figures(counts: Params) -> dict[str, Array]:
-    """Computes what the log shows of the counts of all layers; {} without experts.
+    """Computes the logged metrics from the counts of all layers; {} without experts.
 
-    expert_load      tokens of the fullest expert over those of a mean one, the mean over layers:
-                     1 if all have as many, at most the number of experts over those of a token.
-                     Less 1 it is MaxVio (arXiv:2408.15664)
-    expert_load_max  the same of the layer where it is largest
-    experts_idle     share of the experts of all layers that no token took
+    expert_load      tokens of the fullest expert divided by the mean over experts, averaged over
+                     layers: 1 if balanced, at most the number of experts divided by the number
+                     per token. Minus 1 it is MaxVio (arXiv:2408.15664)
+    expert_load_max  the largest value over layers
+    experts_idle     fraction of the experts of all layers without any token
     """
     layers = [x.reshape(-1, x.shape[-1]) for x in jax.tree.leaves(counts)]
     if not layers:

@@ -21,8 +21,8 @@ class LogSettings(NamedTuple):
     """Settings of a log.
 
     every: steps of a window. batch_shape: (sequences, tokens). is_bound: whether the training loss
-    is a bound. learning_rate: step -> rate. held_out: the evaluator whose bound is shown beside it.
-    unit: name of a token in the lines, as a domain has it.
+    is a bound. learning_rate: step -> rate. held_out: evaluator with the bound to show beside the
+    training bound. unit: name of a token in the lines, the domain's `unit`.
     """
 
     every: int
@@ -35,12 +35,12 @@ class LogSettings(NamedTuple):
 
 
 class TrainLog:
-    """Log of the metrics' means over windows of `every` steps.
+    """Log of the means of metrics over windows of `every` steps.
 
-    Metrics of step n - 1 are read while step n runs, so that the device stays busy. `state()` is
-    part of a checkpoint, so that a restart does not change a window's means. The standard error of
-    the loss is that of a mean over steps, so it includes the progress within a window; with one
-    step it is not a number.
+    Metrics of step n - 1 are read while step n runs, to keep the device busy. `state()` is part of
+    a checkpoint, so a restart does not change the means of a window. The standard error of the loss
+    is that of a mean over steps, so it includes the progress within a window; for one step it is
+    NaN.
     """
 
     def __init__(self, writer: Writer, progress: Progress, settings: LogSettings):
@@ -53,16 +53,16 @@ class TrainLog:
 
     def state(self) -> dict:
         """Returns the open window as JSON; call `flush` first."""
-        # A copy: it is saved while the run goes on.
+        # A copy: it is saved while training continues.
         return {"sums": dict(self._sums), "squares": self._squares, "count": self._count}
 
     def set_state(self, state: dict) -> None:
-        """Continues a window; old checkpoints lack the squares, so that its error is unknown."""
+        """Continues a window; its error is unknown for old checkpoints, which lack the squares."""
         self._sums, self._count = dict(state["sums"]), state["count"]
         self._squares = state.get("squares", math.nan if self._count else 0.0)
 
     def add(self, step: int, metrics: dict[str, Array]) -> None:
-        """Takes a step's metrics on the device and reads those of the step before."""
+        """Adds a step's metrics, still on the device, and reads those of the previous step."""
         self.flush()
         if self._clock is None:
             self._clock = (time.monotonic(), step - 1)
@@ -105,7 +105,7 @@ class TrainLog:
         now = time.monotonic()
         rate = (step - self._clock[1]) / max(now - self._clock[0], 1e-9)
         self._clock = (now, step)
-        # A loss that is no bound has another name, here and in the picture.
+        # A training-only loss has another name, here and in the picture.
         name = "train_bits_per_token" if self._settings.is_bound else "train_loss_bits"
         numbers = {
             name: loss,
@@ -136,12 +136,12 @@ class TrainLog:
         return math.sqrt(max(spread, 0.0) / (self._count - 1) / self._count)
 
     def missing(self, step: int, names: Iterable[str]) -> list[str]:
-        """Returns the evaluators of `names` that no process has logged at this step."""
+        """Returns the evaluators among `names` that have not been logged at this step."""
         # Only the process that writes knows.
         return [n for n in names if not max_over_processes(int(self._writer.has(step, f"{n}/")))]
 
     def best(self, figure: str, steps: Iterable[int]) -> int | None:
-        """Returns the step with the lowest logged figure, None if no step has one."""
+        """Returns the step with the lowest logged figure; None if no step has it."""
         found = best_of(self._writer.rows(), figure, set(steps))
         # Only the process that writes knows.
         return max_over_processes(found.step if found else 0) or None
@@ -155,10 +155,10 @@ class TrainLog:
         self._progress.say(text)
 
     def evaluation(self, step: int, name: str, result: Mapping[str, Any]) -> None:
-        """Writes the numbers of an evaluator, each as 'NAME/key'.
+        """Writes the metrics of an evaluator, each as 'NAME/key'.
 
         Later lines show the bound of the evaluator `held_out` beside the training bound, but not
-        beside a training-only loss, which is another quantity.
+        beside a training-only loss, which is not comparable.
         """
         numbers = numbers_of(result)
         self._writer.write(step, {f"{name}/{key}": value for key, value in numbers.items()})
@@ -173,7 +173,7 @@ class TrainLog:
 
 
 def _of_classes(means: Mapping[str, float]) -> str:
-    """Formats the loss of a classifier, which is one of whole sequences; '' for other losses."""
+    """Formats the loss of a classifier, which is per sequence; '' for other losses."""
     if "accuracy" not in means:
         return ""
     nats, right = means["cross_entropy"], means["accuracy"]
@@ -181,7 +181,7 @@ def _of_classes(means: Mapping[str, float]) -> str:
 
 
 def _loads(means: Mapping[str, float]) -> str:
-    """Formats what `loads.figures` found of experts, or nothing without them."""
+    """Formats the metrics of `loads.figures`, or nothing without experts."""
     if "expert_load" not in means:
         return ""
     return f", fullest expert {means['expert_load']:.2f}x, {means['experts_idle']:.0%} idle"

@@ -32,7 +32,7 @@ from md4_jax.training.writers import NullWriter, Progress, Writer
 
 
 class Run(NamedTuple):
-    """Open run: what its loop calls, and what must be closed when it ends."""
+    """Open run: the objects that its loop uses and that must be closed at its end."""
 
     saver: Saver
     log: TrainLog
@@ -50,7 +50,7 @@ class Run(NamedTuple):
         self.profile.close()
         self.writer.close()
         self.data.close()
-        # Closing waits for the other processes, which may have ended after an error.
+        # Closing would wait for the other processes, which may have ended after an error.
         if jax.process_count() == 1 or sys.exc_info()[0] is None:
             self.saver.checkpoints.close()
 
@@ -63,13 +63,13 @@ def train(
     begin: Callable[[Params], Params] | None = None,
     one_budget: bool = False,
 ) -> tuple[int, int | None]:
-    """Trains until num_steps, the budget or a signal; returns (step saved, signal or None).
+    """Trains until num_steps, the time budget or a signal; returns (saved step, signal or None).
 
     suite: evaluators, which run after the steps at which they are due. begin: maps fresh parameters
     to those of the first step, see `started`; not called if there is a checkpoint. one_budget:
-    whether train.seconds is for this and all earlier calls together, as it always is where the
-    learning rate follows seconds; otherwise each call has so many. UserError after too many
-    non-finite steps in a row, or if a checkpoint cannot be saved; earlier ones stay.
+    whether train.seconds limits this and all earlier calls together, as is always so if the
+    learning rate follows seconds; otherwise it limits each call. UserError after too many
+    successive non-finite steps, or if a checkpoint cannot be saved; earlier checkpoints remain.
     """
     one_budget = one_budget or experiment.learning_rate.follows_seconds
     run, state = _opened(experiment, corpus, workdir, begin, one_budget)
@@ -86,7 +86,7 @@ def _opened(
     begin: Callable[[Params], Params] | None,
     one_budget: bool,
 ) -> tuple[Run, TrainState]:
-    """Returns the run and its state, as they were after the step of its newest checkpoint."""
+    """Returns the run and its state, restored from its newest checkpoint."""
     primary = jax.process_index() == 0
     checkpoints = Checkpoints(workdir / "checkpoints", experiment.checkpoint)
     state, host = first_state(experiment, checkpoints, begin, workdir)
@@ -120,7 +120,7 @@ def _opened(
 def _steps(
     experiment: Experiment, run: Run, suite: Suite, state: TrainState, one_budget: bool
 ) -> tuple[int, int | None]:
-    """Trains, logs, saves and evaluates; returns (step saved, signal or None)."""
+    """Trains, logs, saves and evaluates; returns (saved step, signal or None)."""
     saver, log, steps = run.saver, run.log, experiment.train.num_steps
     step_fn, step, metrics = step_program(experiment, state), int(state.step), None
     budget, notices = experiment.train.seconds, run.notices
@@ -128,7 +128,7 @@ def _steps(
     drawn = rollouts.maker(experiment, suite.rewarded)
     try:
         last = step >= steps or (one_budget and 0 < budget <= notices.elapsed)
-        # If the run was killed between a save and its evaluation.
+        # In case the run was killed between a save and its evaluation.
         _evaluate_if_due(suite, log, state, step)
         while not last:
             with run.profile.step(step + 1):
@@ -162,10 +162,9 @@ def _steps(
 
 
 def step_program(experiment: Experiment, state: TrainState) -> Callable:
-    """Returns the compiled training step, which overwrites its state.
+    """Returns the compiled training step, which donates its state.
 
-    The new state is split over devices as `state` is (arrays or their shapes), whatever XLA would
-    choose.
+    The new state gets the sharding of `state` (arrays or their shapes), not one chosen by XLA.
     """
     rate = experiment.learning_rate
     step = make_train_step(
@@ -177,7 +176,7 @@ def step_program(experiment: Experiment, state: TrainState) -> Callable:
 
 
 def _evaluate_if_due(suite: Suite, log: TrainLog, state: TrainState, step: int) -> list[str]:
-    """Runs the evaluators that are due at this step and not in the log yet; returns their names."""
+    """Runs the evaluators that are due at this step and not logged yet; returns their names."""
     names = log.missing(step, suite.due(step))
     if names:
         log.flush()
@@ -215,7 +214,7 @@ def _log_settings(experiment: Experiment, notices: Notices) -> LogSettings:
 
 
 def _held_out(experiment: Experiment) -> str:
-    """Returns the name of the evaluator shown beside the training bound, "" for none."""
+    """Returns the name of the evaluator to show beside the training bound, "" for none."""
     bounds = (
         name
         for name, e in experiment.evals.items()
@@ -242,7 +241,7 @@ def first_state(
 ) -> tuple[TrainState, dict | None]:
     """Returns (state, host state) of the newest checkpoint, or (fresh state, None).
 
-    Frozen parameters are those of the base in workdir; those of a fresh state become it.
+    Frozen parameters are read from the base in workdir; those of a fresh state are written there.
     """
     template = abstract_state(experiment)
     found = checkpoints.restore(template._replace(frozen=()))
@@ -255,14 +254,14 @@ def first_state(
 
 
 def started(experiment: Experiment, begin: Callable[[Params], Params]) -> TrainState:
-    """Returns the state before the first step with other parameters than fresh ones.
+    """Returns the state before the first step, with initial parameters from `begin`.
 
-    begin: maps fresh parameters without those that are frozen to all parameters.
+    begin: maps the fresh trained parameters to all parameters.
     """
     state = fresh_trained(experiment)
     params, frozen = divided(begin(state.params), experiment.network, experiment.train.trainable)
     params["network"] = stored(params["network"], "float32")
-    # Separate buffers, since the training step donates and overwrites both.
+    # Separate buffers, because the training step donates both.
     ema = state.ema | jax.tree.map(jnp.copy, params)
     params.pop("companion", None)  # which the average alone has
     others = {k: getattr(state, k) and jax.tree.map(jnp.copy, params) for k in BESIDE}
@@ -270,18 +269,18 @@ def started(experiment: Experiment, begin: Callable[[Params], Params]) -> TrainS
 
 
 def fresh_adapters(experiment: Experiment) -> Params:
-    """Makes the initial values of the adapters alone, nested as in the network."""
+    """Makes the initial values of only the adapters, nested as in the network."""
     net, key = experiment.network, jax.random.key(experiment.train.seed)
     return _made(experiment, lambda: stored(matching(net.init(key), net.adapters), "float32"))
 
 
 def fresh_trained(experiment: Experiment) -> TrainState:
-    """Makes the state before the first step without what is frozen, which takes no memory."""
+    """Makes the state before the first step without allocating frozen parameters."""
     return _made(experiment, lambda: _init(experiment)._replace(frozen=()))
 
 
 def fresh_state(experiment: Experiment) -> TrainState:
-    """Makes the state before the first step, in place on the mesh."""
+    """Makes the state before the first step, directly on the mesh."""
     return _made(experiment, lambda: _init(experiment))
 
 

@@ -1,4 +1,4 @@
-"""Parts of a batch whose gradients are computed one after another and averaged."""
+"""Gradient accumulation: parts of a batch are computed one after another and averaged."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from md4_jax.options import TrainOptions
 from md4_jax.protocols import Array, Params
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
-# Tokens of a part where the number is free: its activations stay in the caches of a CPU, and the
-# gradients of all parameters are not added too often. Of a batch of 64 x 256 tokens a step of size
-# (a) of tools/sizes.py takes 0.68 of its time and 0.30 of its memory, of 16 x 256 0.96 and 0.71, of
-# size (b) 0.99 and 0.55 (bfloat16 products, 2 cores of an AMD EPYC). Two parts of a batch of images
-# took longer: 1.12 of the time in configs/digits.py, 1.28 in a small U-Net.
+# Tokens of a part if the number is chosen here: activations fit into a CPU's caches, and gradients
+# of all parameters are not added too often. Relative to one part, a step of size (a) of
+# tools/sizes.py takes 0.68 of the time and 0.30 of the memory for 64 x 256 tokens, and 0.96 and
+# 0.71 for 16 x 256; size (b) 0.99 and 0.55 (bfloat16 products, 2 cores of an AMD EPYC). Two parts
+# of a batch of images took longer: 1.12 of the time in configs/digits.py, 1.28 in a small U-Net.
 TOKENS = 1024
 
 
 def resolved(experiment: Experiment) -> TrainOptions:
-    """Returns the `train` section, with the number of microbatches that 0 stands for.
+    """Returns the `train` section, with microbatches=0 replaced by the chosen number.
 
-    A transformer of text on one CPU has the most parts of an even number of sequences and at least
-    TOKENS tokens; all others have one.
+    For a transformer of text on one CPU, it is the largest number of parts with an even number of
+    sequences and at least TOKENS tokens each; otherwise 1.
     """
     train = experiment.train
     if train.microbatches:
@@ -43,13 +43,13 @@ def _free(experiment: Experiment, rows: int) -> int:
 
 
 def accumulate(grad: Callable, microbatches: int, params: Params, rows: Any):
-    """Averages grad(params, *rows) over microbatches, in one scan; 0 is 1 here."""
+    """Averages grad(params, *rows) over microbatches, in one scan; 0 means 1 here."""
     if microbatches < 2:
         return grad(params, *rows)
 
     def split(x: Array) -> Array:
-        # Every m-th pair of rows, so that rows stay on their device, times stay spread and
-        # antithetic pairs together.
+        # Every m-th pair of rows: rows stay on their device, times stay evenly spread, and
+        # antithetic pairs stay together.
         rows = x.shape[0] // microbatches
         pair = 2 if rows % 2 == 0 else 1
         parts = x.reshape(rows // pair, microbatches, pair, *x.shape[1:])

@@ -1,4 +1,4 @@
-"""Reasons to stop or to save that come from outside of a run: signals and the clock."""
+"""External reasons to stop or to save: signals and the clock."""
 
 import math
 import os
@@ -19,10 +19,10 @@ TICKS = 16
 
 
 class Signals:
-    """Records SIGTERM and Ctrl-C, so that the loop stops after the current step, and SIGHUP.
+    """Records SIGTERM and Ctrl-C, to stop after the current step, and SIGHUP, to save.
 
-    SIGHUP says that the terminal is gone, which is a reason to save but not to stop. It stays
-    ignored if it was, as nohup does.
+    SIGHUP means that the terminal is gone, which is a reason to save but not to stop. If it was
+    ignored before, as under nohup, it remains ignored.
     """
 
     def __init__(self):
@@ -42,7 +42,7 @@ class Signals:
             self.release()
             signal.raise_signal(number)
         self.number = number
-        # The step may take long, and the first one is compiled. print could be interrupted itself.
+        # The step may take long, and the first one is compiled. print is not signal-safe.
         name = signal.Signals(number).name
         said = f"{name}: the run stops after this step and saves. Again: at once, without saving"
         os.write(2, f"\n{said}\n".encode())
@@ -53,10 +53,10 @@ class Signals:
 
 
 class Notice(NamedTuple):
-    """Answer after a step, alike on all processes.
+    """Decision after a step, equal on all processes.
 
     stop  0, BUDGET, or the number of a signal that any process received
-    save  whether the last save is too long ago, or the terminal is gone
+    save  whether the last save was too long ago, or the terminal is gone
     """
 
     stop: int = 0
@@ -66,14 +66,14 @@ class Notice(NamedTuple):
 class Notices:
     """Decides after each step whether to stop or to save.
 
-    Several processes exchange what they know about once in PAUSE seconds, at the same steps. The
-    number of steps between two exchanges follows from the time that the slowest process took since
-    the last one. It at most doubles each time.
+    Several processes exchange their information about every PAUSE seconds, at the same steps. The
+    number of steps between two exchanges is computed from the time of the slowest process since the
+    last one; it at most doubles each time.
 
     budget   seconds until the run stops; 0: none
     pause    seconds between saves; 0: any
-    elapsed  seconds that the run has taken, as all processes know them: at first those of earlier
-             commands that count, later as of the last exchange
+    elapsed  seconds of the run, equal on all processes: at first those of earlier commands, if
+             they count; later as of the last exchange
     """
 
     def __init__(self, signals: Signals, budget: float, pause: float, elapsed: float = 0.0):
@@ -83,7 +83,7 @@ class Notices:
         self._stride = self._left = 1
 
     def left(self) -> float:
-        """Returns the seconds that are left of the budget; infinity if there is none."""
+        """Returns the remaining seconds of the budget; infinity if there is none."""
         return max(0.0, self._budget - self.elapsed) if self._budget else math.inf
 
     def saved(self) -> None:
@@ -91,7 +91,7 @@ class Notices:
         self._saved, self._signals.hung_up = time.monotonic(), False
 
     def after_step(self) -> Notice:
-        """Returns what to do; every process must call it after each step."""
+        """Returns the decision; every process must call this after each step."""
         now = time.monotonic()
         elapsed = now - self._began
         is_over = 0 < self._budget <= elapsed

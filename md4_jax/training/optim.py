@@ -1,4 +1,4 @@
-"""Optimizers by their name in a config, each an optax chain with clip and learning rate."""
+"""Optimizers, each an optax chain with gradient clipping and learning rate."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from md4_jax.protocols import Array, Params, UserError
 from md4_jax.runtime.sharding import path_name
 
 DECAYED = re.compile(r"kernel$")
-# Muon orthogonalises matrices of blocks. Embedding, head and vectors use Adam.
+# Muon orthogonalises the matrices of blocks. Embedding, head and vectors use Adam.
 HIDDEN_MATRIX = re.compile(r"blocks(_\d+)?/.*kernel$")
 SHAPES = ("cosine", "linear", "constant", "rsqrt")
 CLOCKS = ("steps", "seconds")
@@ -31,8 +31,8 @@ class LearningRate:
     """Linear warm-up to the peak, then `decay` to final_fraction of it after num_steps updates.
 
     `constant` stays at the peak. `rsqrt` is peak sqrt(warmup_steps / updates).
-    clock: what moves the decay: `steps`, or `seconds`, which is the share of train.seconds that is
-    spent where it is ahead of the share of steps. So a slow machine ends at final_fraction too.
+    clock: progress of the decay: `steps`, or `seconds`, the larger of the fractions of
+    train.seconds and of steps. With `seconds` a slow machine also ends at final_fraction.
     Parameters of the forward process have their own learning rate and weight decay.
     """
 
@@ -76,21 +76,21 @@ class LearningRate:
             "constant": optax.constant_schedule(peak),
             "rsqrt": lambda count: peak * (first / (first + count)) ** 0.5,
         }[self.decay]
-        # Counts from one, since a first update at rate zero would be wasted.
+        # Counts from one, because a first update with rate zero would be wasted.
         warmup = optax.linear_schedule(peak / first, peak, max(1, self.warmup_steps - 1))
         return optax.join_schedules([warmup, after], [self.warmup_steps])
 
     def followed(self, peak: float, num_steps: int, *, bounded: bool = False) -> "Rate":
-        """Returns the same learning rate, as a function of updates and the share of seconds."""
+        """Returns the same learning rate as a function of updates and the fraction of seconds."""
         shape = self.schedule(1.0, num_steps)
         by_seconds = self.clock == "seconds"
         return Rate(peak, shape, self.warmup_steps, num_steps, by_seconds, bounded)
 
     def is_moderate(self, eps: float = EPS) -> bool:
-        """Returns whether Adam makes a finite update of every gradient that has a finite norm.
+        """Returns whether Adam's update is finite for every gradient with a finite norm.
 
-        Entries of such a gradient are below 2e19, and those of the update at most 2e19 / eps times
-        the rate.
+        Entries of such a gradient are below 2e19, so those of the update are at most 2e19 / eps
+        times the rate.
         """
         rates = [value for name, value in vars(self).items() if name.endswith("learning_rate")]
         decays = [value for name, value in vars(self).items() if name.endswith("weight_decay")]
@@ -99,7 +99,7 @@ class LearningRate:
     def chain(
         self, network: optax.GradientTransformation, clip: float, num_steps: int
     ) -> optax.GradientTransformation:
-        """Chains the clip, then `network` for its parameters and Adam for the process's."""
+        """Chains clipping with `network` for the network's parameters and Adam for others."""
         process = optax.adamw(
             self.schedule(self.process_learning_rate, num_steps),
             weight_decay=self.process_weight_decay,
@@ -111,9 +111,9 @@ class LearningRate:
 class Rate(NamedTuple):
     """Learning rate of a run that may follow seconds.
 
-    shape: the rate with peak 1, of the number of updates. follows_seconds: whether the optimizer's
-    updates, which know only their number, must be multiplied by `pace`. bounded: whether the
-    optimizer makes a finite update of every finite gradient.
+    shape: (number of updates) -> rate with peak 1. follows_seconds: whether the optimizer's
+    updates, which depend only on their number, must be multiplied by `pace`. bounded: whether the
+    optimizer's update is finite for every finite gradient.
     """
 
     peak: float
@@ -125,17 +125,17 @@ class Rate(NamedTuple):
 
     @classmethod
     def of(cls, schedule: optax.Schedule) -> "Rate":
-        """Returns a rate as it is, and any other schedule as a rate that follows steps alone."""
+        """Converts a schedule to a rate that follows only steps; returns a rate unchanged."""
         return schedule if isinstance(schedule, cls) else cls(1.0, schedule, 0, 0, False)
 
     def __call__(self, step: Array, spent: Array | float = 0.0) -> Array:
-        """Returns the rate after `step` updates, when this share of the seconds is spent."""
+        """Returns the rate after `step` updates and this fraction `spent` of the seconds."""
         return self.peak * self.shape(self._reached(step, spent))
 
     def pace(self, step: Array, spent: Array | float) -> Array:
-        """Returns the rate at this time over the rate that follows from the step alone.
+        """Returns the rate at this time divided by the rate that follows from the step alone.
 
-        1 where the latter is 0: float32 has no smaller end of a cosine in its last steps.
+        It is 1 if the latter is 0, as the end of a cosine may be in float32.
         """
         own = self.shape(step)
         paced = self.shape(self._reached(step, spent)) / jnp.where(own > 0, own, 1.0)
@@ -143,15 +143,15 @@ class Rate(NamedTuple):
 
     def _reached(self, step: Array, spent: Array | float) -> Array:
         ahead = jnp.maximum(step, jnp.minimum(spent, 1.0) * self.num_steps)
-        # The warm-up counts updates: momentum and second moments need them.
+        # The warm-up counts updates, because momentum and second moments need them.
         return jnp.where(step < self.warmup_steps, step, ahead)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdamW(LearningRate):
-    """AdamW (arXiv:1711.05101) with a global-norm clip.
+    """AdamW (arXiv:1711.05101) with clipping by global norm.
 
-    decayed: weight decay is for `matrices` of linear layers, or for `all` parameters.
+    decayed: parameters with weight decay: `matrices` of linear layers, or `all`.
     """
 
     learning_rate: float = 3e-4
@@ -186,12 +186,12 @@ class AdamW(LearningRate):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Muon(LearningRate):
-    """Muon (Jordan et al. 2024, optax.contrib) on the blocks' matrices, Adam on the rest.
+    """Muon (Jordan et al. 2024, optax.contrib) for the blocks' matrices, Adam for the rest.
 
     learning_rate is Muon's, adam_learning_rate that of embedding, head and gains. Both have the
     same warm-up and decay, and Nesterov momentum. ns_steps Newton-Schulz iterations make an update
     nearly orthogonal. preconditioning scales the update before them: to norm 1 (frobenius), or by
-    columns, so that fewer iterations suffice (aol, arXiv:2512.04632).
+    columns (aol, arXiv:2512.04632), which needs fewer iterations.
     """
 
     learning_rate: float = 0.02
@@ -227,7 +227,7 @@ class Muon(LearningRate):
             adam_learning_rate=self.schedule(self.adam_learning_rate, num_steps),
             muon_weight_dimension_numbers=hidden_matrices,
         )
-        # Without a clip products of momenta may be inf - inf.
+        # Without clipping, products of momenta may be inf - inf.
         bounded = self.is_moderate() and 0 < self.clip <= 1
         followed = self.followed(self.learning_rate, num_steps, bounded=bounded)
         return self.chain(muon, self.clip, num_steps), followed
@@ -240,10 +240,11 @@ OPTIMIZERS = {
 
 
 def clipping(most: float) -> optax.GradientTransformation:
-    """Scales gradients so that their global norm is at most `most`; 0 leaves them as they are.
+    """Scales gradients to a global norm of at most `most`; 0 disables clipping.
 
-    Its update takes the norm as an extra argument from whoever has computed it. One factor for all
-    gradients: optax.clip_by_global_norm divides, and XLA on CPUs then holds a second copy of them.
+    The update takes the norm, already computed by the caller, as an extra argument. It multiplies
+    all gradients by one factor: optax.clip_by_global_norm divides them, for which XLA on CPUs keeps
+    a second copy.
     """
 
     def update(
@@ -258,22 +259,22 @@ def clipping(most: float) -> optax.GradientTransformation:
 
 
 def scaled(tree: Params, factor: Array) -> Params:
-    """Multiplies all arrays, each in its own type."""
+    """Multiplies all arrays by a factor, keeping their types."""
     return jax.tree.map(lambda x: (x * factor).astype(x.dtype), tree)
 
 
 def by_part(params: Params) -> Params:
-    """Labels parameters of the forward process 'process' and the others 'network'."""
+    """Labels the parameters of the forward process 'process', all others 'network'."""
     return _by_path(params, lambda name: "process" if name.startswith("process") else "network")
 
 
 def decay_mask(params: Params) -> Params:
-    """Marks the matrices of linear layers, not embeddings, biases, gains or processes."""
+    """Marks the matrices of linear layers, but not embeddings, biases, gains or processes."""
     return _by_path(params, lambda name: bool(DECAYED.search(name)))
 
 
 def hidden_matrices(params: Params) -> Params:
-    """Returns the axes that Muon orthogonalises, None for Adam. Layer axes are batch axes."""
+    """Returns the axes for Muon to orthogonalise; None for Adam. Layer axes are batch axes."""
     numbers = contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
     return _by_path(params, lambda name: numbers if HIDDEN_MATRIX.search(name) else None)
 

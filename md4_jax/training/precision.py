@@ -1,4 +1,4 @@
-"""Types of stored parameters, of a model that is only used and of one that is trained."""
+"""Types of stored parameters, for inference and for training."""
 
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
@@ -7,9 +7,9 @@ from md4_jax.training.trainable import stored
 
 
 def abstract_params(experiment: Experiment) -> Params:
-    """Returns the shapes and shardings of the averaged parameters of a model that is only used.
+    """Returns the shapes and shardings of the averaged parameters of a model for inference.
 
-    Where none is frozen, all of the network are stored in the type of `network.parameters`.
+    If none is frozen, all parameters of the network have the type `network.parameters`.
     """
     state = abstract_state(experiment)
     if state.frozen:
@@ -19,7 +19,7 @@ def abstract_params(experiment: Experiment) -> Params:
 
 
 def check_trainable(experiment: Experiment) -> None:
-    """Raises UserError if the parameters cannot be split over the mesh, or not be trained."""
+    """Raises UserError if the parameters cannot be trained, or not be split over the mesh."""
     state, dtype = abstract_state(experiment), experiment.network.parameters
     if dtype != "float32" and not state.frozen:
         raise UserError(

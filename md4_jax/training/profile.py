@@ -1,4 +1,4 @@
-"""Trace of some steps by JAX's profiler."""
+"""Traces of some steps with JAX's profiler."""
 
 import contextlib
 import tempfile
@@ -14,8 +14,8 @@ from md4_jax.runtime.paths import Place
 class Profile:
     """Trace of the steps first to last, written to a directory that may be in object storage.
 
-    steps: (first, last), or () for none. A run that resumes between them traces the rest, and one
-    that ends between them what it has. A trace that fails is given up with a warning.
+    steps: (first, last), or () for none. A run that resumes or ends between them traces only its
+    own steps. If tracing fails, it is abandoned with a warning.
     """
 
     def __init__(self, steps: Sequence[int], directory: Place, say: Callable[[str], None]):
@@ -26,7 +26,7 @@ class Profile:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Names a step in the trace, which begins with the first one."""
+        """Names a step in the trace; starts the trace at the first one."""
         if number not in self._steps:
             yield
             return
@@ -39,13 +39,13 @@ class Profile:
             yield
 
     def after_step(self, number: int, state: Any) -> None:
-        """Ends the trace after the last step, once the devices have made its state."""
+        """Ends the trace after the last step, once the devices have computed its state."""
         if self._files is not None and number + 1 not in self._steps:
             jax.block_until_ready(state)
             self.close()
 
     def close(self) -> None:
-        """Writes the trace if it has not ended yet."""
+        """Ends and writes the trace if it is still running."""
         if self._files is None:
             return
         with self._guarded():

@@ -1,4 +1,4 @@
-"""Text and picture around a run: what is about to be trained, and its results."""
+"""Reports of a run: a description before training, and a summary with a plot after it."""
 
 import json
 import math
@@ -25,7 +25,7 @@ EVALUATIONS = "evaluations.jsonl"
 
 
 def start(experiment: Any, state: Any, workdir: Place, step: int) -> str:
-    """Describes parameter count, mesh, batch, memory and directory before the first step."""
+    """Describes parameter count, mesh, batch, memory and directory, before the first step."""
     params, leaves = state.whole, jax.tree.leaves(state)
     held = sum(x.addressable_shards[0].data.nbytes for x in leaves) / 2**20
     network = experiment.network.size(params["network"])
@@ -58,7 +58,7 @@ def start(experiment: Any, state: Any, workdir: Place, step: int) -> str:
 
 
 def picture(workdir: Place, levels: list[float]) -> str:
-    """Draws figures/loss.png from metrics.jsonl; returns its path, or why there is none."""
+    """Draws figures/loss.png from metrics.jsonl; returns its path, or the reason for failure."""
     path, log = workdir / "figures" / "loss.png", workdir / METRICS
     if not log.exists():
         return "none: nothing was logged, since there were fewer steps than log.every"
@@ -67,7 +67,7 @@ def picture(workdir: Place, levels: list[float]) -> str:
 
 
 def early(experiment: Experiment, step: int, workdir: Place, one_budget: bool) -> str:
-    """Says why a run ended before its last step, and how it goes on; one_budget: see `train`."""
+    """Explains why a run ended early and how to resume it; one_budget: see `train`."""
     after = "the same command goes on"
     if one_budget:
         after = f"to go on: md4_jax train {workdir}"
@@ -81,7 +81,7 @@ def early(experiment: Experiment, step: int, workdir: Place, one_budget: bool) -
 
 
 def summary(experiment: Experiment, workdir: Place, step: int, results: dict[str, dict]) -> str:
-    """Describes the results of a finished training and its files, with a picture of the loss."""
+    """Describes the results and files of a finished training run, and draws the loss."""
     found = next(filter(None, map(levels, results.values())), [])
     bounds = [
         f"; {evaluations.label(name, result['split'])}: {evaluations.line(result)}"
@@ -99,7 +99,7 @@ def summary(experiment: Experiment, workdir: Place, step: int, results: dict[str
 
 
 def lines(rows: list[dict[str, Any]], *, is_named: bool) -> list[str]:
-    """Returns results as lines of JSON, likelihoods last; is_named: whether with their `eval`."""
+    """Returns results as lines of JSON, likelihoods last; is_named: whether to include `eval`."""
     return [
         as_json({key: value for key, value in row.items() if is_named or key != "eval"})
         for row in sorted(rows, key=lambda row: "bits_per_token" in row)
@@ -107,7 +107,7 @@ def lines(rows: list[dict[str, Any]], *, is_named: bool) -> list[str]:
 
 
 def keep(workdir: Place, result: dict[str, Any], retries: int = 0) -> None:
-    """Adds a result to evaluations.jsonl, with the commit, in the first process only."""
+    """Appends a result, with the commit, to evaluations.jsonl, in the first process only."""
     if jax.process_index():
         return
     line = as_json({**result, "commit": commit()}) + "\n"
@@ -117,7 +117,7 @@ def keep(workdir: Place, result: dict[str, Any], retries: int = 0) -> None:
 def keep_also(
     workdir: Place, result: dict[str, Any], command: str, say: Callable[[str], None]
 ) -> None:
-    """Adds a result of --mode eval, marked by its command; a warning if it cannot be written."""
+    """Appends a result of --mode eval with its command; prints a warning if writing fails."""
     try:
         keep(workdir, {**result, "command": command})
     except OSError as error:
@@ -125,14 +125,14 @@ def keep_also(
 
 
 def kept(workdir: Place) -> list[dict[str, Any]]:
-    """Returns the results of evaluations.jsonl in order; none if there is no such file.
+    """Returns the results of evaluations.jsonl in order; [] if there is no such file.
 
-    Lines that are no results, such as a last one that a crash cut short, are left out.
+    Skips lines that are not results, such as a last line truncated by a crash.
     """
     path = workdir / EVALUATIONS
     return [row for row in objects(path) if "eval" in row] if path.exists() else []
 
 
 def as_json(numbers: dict[str, Any]) -> str:
-    """Writes one line of JSON; numbers that are not finite become null."""
+    """Formats one line of JSON; numbers that are not finite become null."""
     return json.dumps(evaluations.finite(numbers))

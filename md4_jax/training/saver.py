@@ -1,4 +1,4 @@
-"""Saving of a run: checkpoints with the positions of its data and of its log."""
+"""Saving of a run: checkpoints with the positions of the data and the log."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -11,9 +11,9 @@ from md4_jax.training.step import TrainState
 
 
 class Saver(NamedTuple):
-    """Saves checkpoints with all that resuming needs, and knows the best one.
+    """Saves checkpoints with everything needed for resuming, and determines the best one.
 
-    figure: the logged number by which checkpoints are compared, '' for none.
+    figure: name of the logged metric that compares checkpoints, '' for none.
     """
 
     checkpoints: Checkpoints
@@ -31,21 +31,21 @@ class Saver(NamedTuple):
         position |= base.mark(self.checkpoints.directory.parent)
         position["elapsed"] = self.notices.elapsed
         self.notices.saved()
-        # The base of the run has what is frozen.
+        # Frozen parameters are in the base of the run.
         self.checkpoints.save(step, state._replace(frozen=()), position)
 
     def best(self, steps: Iterable[int]) -> int | None:
-        """Returns the best of these steps, None if none of them was evaluated."""
+        """Returns the best of these steps; None if none of them was evaluated."""
         return self.log.best(self.figure, steps) if self.figure else None
 
     def save_if_best(self, step: int, state: TrainState) -> None:
-        """Saves a step that was evaluated if it is the best of all and is not saved yet."""
+        """Saves an evaluated step if it is the best so far and not saved yet."""
         steps = self.checkpoints.steps()
         if step not in steps and self.best([*steps, step]) == step:
             self.save(step, state)
 
     def finish(self, step: int, state: TrainState) -> None:
-        """Waits until all is on disk, and deletes what the options do not keep."""
+        """Waits until all saves are on disk, and deletes surplus checkpoints."""
         if self.checkpoints.wait():
             self.save(step, state)
             self.checkpoints.wait()

@@ -1,4 +1,4 @@
-"""Training step, a pure function of state and batch without I/O."""
+"""Training step: a pure function of state and batch."""
 
 import functools
 from collections.abc import Callable
@@ -30,16 +30,15 @@ BESIDE = ("teacher", "behaviour")
 
 
 class TrainState(NamedTuple):
-    """State that a run carries from step to step.
+    """Training state.
 
     params and ema are {'network': ..., 'process': process}. Array leaves of the process are learned
-    like other parameters; most processes have none. ema has the network's 'companion' too, if any.
-    frozen is {'network': ...} of the parameters that are not trained, or () if all are. They have
-    no gradient, no part in the optimizer, and the one copy alone.
-    teacher is the same as params of a model that this one learns from, or (): the objective needs
-    none. It has the frozen parameters in common with this one.
-    behaviour is the same of the model that drew the texts of this step, or () where that is this
-    one at every step (`updates_of`).
+    like other parameters; most processes have none. ema also has the network's 'companion', if any.
+    frozen is {'network': ...} of the parameters that are not trained, or () if all are trained.
+    They have no gradient and no optimizer state, and exist only once. teacher has the structure of
+    params and holds the model to distil, or () if the objective needs none. It shares the frozen
+    parameters. behaviour has the structure of params and holds the model that drew the texts of
+    this step, or () if that is always the current model (`updates_of`).
     """
 
     step: Array
@@ -54,7 +53,7 @@ class TrainState(NamedTuple):
 
     @property
     def whole(self) -> Params:
-        """All parameters, trained or not."""
+        """All parameters, trained and frozen."""
         return joined(self.params, self.frozen)
 
     @property
@@ -64,7 +63,7 @@ class TrainState(NamedTuple):
 
     @property
     def averaged(self) -> Params:
-        """All parameters, with the moving average of those that are trained."""
+        """All parameters, with the moving average of the trained ones."""
         return joined(self.ema, self.frozen)
 
 
@@ -78,11 +77,11 @@ def init_state(
     taught: bool = False,
     behaving: bool = False,
 ) -> TrainState:
-    """Makes the state before the first step; the moving average starts at the parameters.
+    """Makes the state before the first step, with the moving average equal to the parameters.
 
     trainable: expression of `TrainOptions`; UserError if it does not divide the parameters.
-    taught: whether the objective needs a teacher, which starts at the parameters too. behaving:
-    whether the model that draws is kept, which also starts there.
+    taught: whether the objective needs a teacher. behaving: whether the state holds the model that
+    draws the texts. Both also begin with these parameters.
     """
     whole = _single({"network": network.init(key), "process": process.init()})
     params, frozen = divided(whole, network, trainable)
@@ -96,7 +95,7 @@ def init_state(
 
 
 def _single(arrays: Any) -> Any:
-    """Returns float64 arrays as float32: with JAX_ENABLE_X64 a checkpoint has the same types."""
+    """Converts float64 to float32, so that checkpoints do not depend on JAX_ENABLE_X64."""
 
     def one(x: Array) -> Array:
         return x.astype(jnp.float32) if x.dtype == jnp.float64 else x
@@ -113,16 +112,17 @@ def make_train_step(
     *,
     bounded: bool = False,
 ) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
-    """Makes the update (state, global batch) -> (state, metrics), for one jit over a mesh.
+    """Makes the update (state, global batch) -> (state, metrics), to be jitted over a mesh.
 
-    pace: factor of the optimizer's update, of the step and the share of seconds that is spent. The
-    update then takes that share as its third argument.
-    bounded: whether finite gradients have finite updates; else these are computed twice, to see.
+    pace: (step, fraction of the seconds spent) -> factor of the optimizer's update. The update then
+    takes this fraction as a third argument.
+    bounded: whether finite gradients have finite updates; otherwise the update is computed twice,
+    to check it.
 
     The gradient is that of the mean nats per counted token. If the loss, the gradient or the update
-    is not finite, parameters, optimizer and moving average stay as they are, and the step counts as
-    skipped. Metrics: nats (mean nats per counted token, times L), grad_norm, skipped,
-    skipped_in_a_row, the objective's own as means over sequences, and `loads.figures` of experts.
+    is not finite, parameters, optimizer and moving average are left unchanged, and the step counts
+    as skipped. Metrics: nats (mean nats per counted token, times L), grad_norm, skipped,
+    skipped_in_a_row, the objective's diagnostics as means over sequences, and `loads.figures`.
     """
 
     def loss(objective: Objective, net: Network, known, given, batch: Batch, u, keys):
@@ -138,13 +138,13 @@ def make_train_step(
         u, keys = draws(options.seed, state.step, options.batch_size)
         others, fixed = teaching.of_step(objective, state), dict(state.frozen)
         kept = {"frozen": state.frozen} | {name: own for name, (own, _) in others.items()}
-        # Apart from here on, so that no branch below copies them.
+        # Separate from here on, so that no branch below copies them.
         state = state._replace(frozen=(), teacher=(), behaviour=())
         if network.companion is not None:
             fixed["companion"] = state.ema["companion"]
             batch = network.companion.announced(fixed["companion"], batch)
         net = teaching.with_others(network, others, fixed)
-        # Not of the gradient, which also has the terms of experts.
+        # Not part of the gradient's norm: these are counts of experts.
         scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))
         given = state.params, loads.meters(joined(state.params, fixed))
         (grads, loaded), metrics = _of_phase(objective, state.step, lambda objective: accumulate(
@@ -167,11 +167,11 @@ def make_train_step(
 
 
 def _of_phase(objective: Objective, step: Array, found: Callable[[Objective], Any]) -> Any:
-    """Returns found(objective) or, from the step on at which that ends, found(afterwards)."""
+    """Returns found(objective), or found(afterwards) from the step `until` of the objective on."""
     until = getattr(objective, "until", 0)
     if not until:
         return found(objective)
-    # Around the gradient: that of a branch would keep the activations of both.
+    # Around the gradient: a gradient of the branch would keep the activations of both.
     first, second = (functools.partial(found, o) for o in (objective, objective.afterwards))
     return jax.lax.cond(step < until, first, second)
 
@@ -185,10 +185,10 @@ def _updated(
     norm: Array,
     factor: Array,
 ) -> TrainState:
-    """Returns the state after the update of the gradient, which factor multiplies.
+    """Returns the state after an update with the gradients times `factor`.
 
-    norm: of the gradient. A clip that computed it again would need all of it in memory before any
-    parameter is updated.
+    norm: norm of the gradient, computed before. Computing it again for clipping would keep the
+    whole gradient in memory before any parameter is updated.
     """
     optimizer = optax.with_extra_args_support(optimizer)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params, norm=norm)
@@ -199,7 +199,7 @@ def _updated(
 
 
 def _if(good: Array, fn: Callable, state: TrainState, grads: Params) -> TrainState:
-    """Returns fn(state, grads) if good, otherwise the state as it is."""
+    """Returns fn(state, grads) if good, otherwise the unchanged state."""
 
     def branch(good: Array, state: TrainState, grads: Params) -> TrainState:
         with jax.named_scope(LIKELY):
@@ -208,15 +208,15 @@ def _if(good: Array, fn: Callable, state: TrainState, grads: Params) -> TrainSta
     def chosen(good: Array, state: TrainState, grads: Params) -> TrainState:
         return jax.tree.map(lambda a, b: jnp.where(good, a, b), fn(state, grads), state)
 
-    # On CPUs XLA would copy both moments of Adam to choose: a training step of size (b) of
-    # tools/sizes.py takes 0.88 of the time with a branch and bfloat16 products, 0.94 with float32
-    # ones, and 3.12 instead of 3.45 GiB (AMD EPYC with AVX512-BF16). On GPUs the host would wait
-    # for `good` to take a branch.
+    # On CPUs XLA would copy both moments of Adam for a select. With a branch, a training step of
+    # size (b) of tools/sizes.py takes 0.88 of the time with bfloat16 products, 0.94 with float32
+    # ones, and 3.12 instead of 3.45 GiB (AMD EPYC with AVX512-BF16). On GPUs a branch would make
+    # the host wait for `good`.
     return jax.lax.platform_dependent(good, state, grads, cpu=branch, default=chosen)
 
 
 def _counted(state: TrainState, bad: Array) -> TrainState:
-    """Returns the state one step further; bad: 1 if that was skipped, else 0."""
+    """Increments the step counters of a state; bad: 1 if the step was skipped, else 0."""
     in_a_row = (state.skipped_in_a_row + 1) * bad
     return state._replace(
         step=state.step + 1, skipped=state.skipped + bad, skipped_in_a_row=in_a_row
@@ -224,7 +224,7 @@ def _counted(state: TrainState, bad: Array) -> TrainState:
 
 
 def is_finite(tree: Any) -> Array:
-    """Returns whether all numbers of all arrays are finite; counts and random keys are."""
+    """Returns whether all arrays are finite; integers and random keys always are."""
     arrays = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in arrays]))
 
@@ -232,7 +232,7 @@ def is_finite(tree: Any) -> Array:
 def ema_update(ema: Params, params: Params, step: Array, decay: float) -> Params:
     """Updates the moving average with decay min(decay, (1 + step) / (10 + step)).
 
-    The smaller decay of early steps makes the average useful in short runs.
+    The smaller decay in early steps makes the average useful in short runs.
     """
     step = step.astype(jnp.float32)
     rate = 1.0 - jnp.minimum(decay, (1.0 + step) / (10.0 + step))

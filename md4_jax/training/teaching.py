@@ -1,4 +1,4 @@
-"""Other models in the training step: a teacher, and the one that drew the texts of a policy."""
+"""Other models in the training step: a teacher, and the behaviour model of a policy."""
 
 from typing import Any
 
@@ -12,15 +12,15 @@ from md4_jax.training.trainable import joined
 
 
 def of_step(objective: Objective, state: Any) -> dict[str, tuple[Params, Array]]:
-    """Returns (parameters, number) of the teacher and of the behaviour in the step at a state."""
+    """Returns (parameters, round or update) of teacher and behaviour for the step at a state."""
     return {"teacher": _teacher(objective, state), "behaviour": _behaviour(objective, state)}
 
 
 def _teacher(objective: Objective, state: Any) -> tuple[Params, Array]:
-    """Returns (teacher, round) of the step that begins at a `TrainState`; () remains ().
+    """Returns (teacher, round) for the step that begins at a `TrainState`; () stays ().
 
-    In the first step of each later round the student, or its moving average if the objective says
-    so, becomes the teacher.
+    In the first step of each later round the student, or its moving average if the objective
+    requires it, becomes the teacher.
     """
     length = getattr(objective, "round_steps", 0)
     if not (state.teacher and length):
@@ -33,9 +33,9 @@ def _teacher(objective: Objective, state: Any) -> tuple[Params, Array]:
 
 
 def _behaviour(objective: Objective, state: Any) -> tuple[Params, Array]:
-    """Returns (behaviour, number of the update from 0 on) of the step that begins at a state.
+    """Returns (behaviour, index of the update, from 0) for the step that begins at a state.
 
-    In the first of the updates with a batch the model becomes the behaviour; () remains ().
+    In the first update with a batch the current model becomes the behaviour; () stays ().
     """
     if not state.behaviour:
         return (), jnp.zeros((), jnp.int32)
@@ -46,14 +46,14 @@ def _behaviour(objective: Objective, state: Any) -> tuple[Params, Array]:
 
 
 def with_others(network: Network, others: dict, fixed: Params) -> Network:
-    """Returns the network with both of `of_step` beside it; they have `fixed` in common with it."""
+    """Adds the models of `of_step` to the network; they share its frozen parameters `fixed`."""
     (teacher, round), (behaviour, update) = others["teacher"], others["behaviour"]
     taught = with_teacher(network, teacher and joined(teacher, fixed), round)
     return with_behaviour(taught, behaviour and joined(behaviour, fixed), update)
 
 
 def with_teacher(network: Network, teacher: Params, round: Array) -> Network:
-    """Returns the network whose denoisers come with a teacher of those parameters; () adds none."""
+    """Adds a teacher with these parameters to the network's denoisers; () adds none."""
     if not teacher:
         return network
 
@@ -65,9 +65,9 @@ def with_teacher(network: Network, teacher: Params, round: Array) -> Network:
 
 
 def with_behaviour(network: Network, behaviour: Params, update: Array) -> Network:
-    """Returns the network whose denoisers come with the model that drew the batch; () adds none.
+    """Adds the model that drew the batch to the network's denoisers; () adds none.
 
-    Both have the same dropout, so that nothing but the parameters tells them apart.
+    Both use the same dropout, so that they differ only in their parameters.
     """
     if not behaviour:
         return network
@@ -81,7 +81,7 @@ def with_behaviour(network: Network, behaviour: Params, update: Array) -> Networ
 
 
 def _beside(denoiser: Denoiser, name: str, other: Teacher | Behaviour) -> Denoiser:
-    """Returns the denoiser with another model beside it, also where rows are repeated."""
+    """Adds another model to a denoiser and to its versions with repeated rows."""
 
     def rebind(count: int) -> Denoiser:
         several = other._replace(denoiser=other.denoiser.repeated(count))

@@ -1,4 +1,4 @@
-"""Events for TensorBoard, written at once: the errors of a disk are those of a call."""
+"""Events for TensorBoard, written synchronously, so that calls raise the errors of a disk."""
 
 import os
 import socket
@@ -13,12 +13,12 @@ from tensorboardX.record_writer import RecordWriter, directory_check
 class Events:
     """Writer of TensorBoard events.
 
-    purge_step: events from this step on that lie in the directory are hidden; None: none
+    purge_step: hides existing events in the directory from this step on; None: none
     """
 
     def __init__(self, directory: str, purge_step: int | None):
         directory_check(directory)
-        # Without its number, a process started within the same second would take the same name.
+        # Without the process id, a process started within the same second would use the same name.
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         self._file = RecordWriter(os.path.join(directory, name))
         self._write(Event(file_version="brain.Event:2"))
@@ -34,7 +34,7 @@ class Events:
         self._write(Event(summary=summary.image(name, picture, dataformats="HWC"), step=step))
 
     def add_text(self, name: str, text: str, step: int) -> None:
-        """Adds a text as it stands, in Markdown's form of a block of code."""
+        """Adds a text verbatim, as a Markdown code block."""
         block = "".join(f"    {line}\n" for line in text.splitlines())
         self._write(Event(summary=summary.text(name, block), step=step))
 

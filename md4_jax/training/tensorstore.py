@@ -1,9 +1,9 @@
-"""Remedy for memory that TensorStore keeps at every save and every restore.
+"""Workaround for a memory leak of TensorStore in every save and restore.
 
-TensorStore (0.1.76 to 0.1.86) counts one reference too many to each key and each value of a dict
-that it gives as JSON (`JsonToPyObject` in its json_type_caster.cc), so that they are never freed.
-Orbax asks for two such things: the spec of the directory, once for every array, and the counters of
-TensorStore, twice for every item. No option of Orbax turns either off.
+TensorStore (0.1.76 to 0.1.86) counts one reference too many to each key and value of a dict that it
+returns as JSON (`JsonToPyObject` in its json_type_caster.cc), so they are never freed. Orbax
+requests two such dicts: the spec of the directory, once per array, and the counters of TensorStore,
+twice per item. No option of Orbax disables either.
 """
 
 import copy
@@ -15,29 +15,29 @@ import tensorstore as ts
 
 
 def mend() -> None:
-    """Has Orbax ask TensorStore for less that is never freed, if TensorStore counts wrongly."""
+    """Reduces Orbax's requests for leaking dicts, if TensorStore has the leak."""
     if not _leaks():
         return
     ts.KvStore.Spec.to_json = _to_json
     for name, module in list(sys.modules.items()):
-        # The releases of Orbax ask for the counters in different modules, all by the name of ts.
+        # Releases of Orbax request the counters in different modules, all by the name `ts`.
         if name.startswith("orbax.checkpoint.") and vars(module).get("ts") is ts:
             module.ts = _WithoutCounters()
 
 
 def _leaks() -> bool:
-    """Returns whether a string of TensorStore's JSON has more references than one of Python's."""
+    """Returns whether a string in TensorStore's JSON has more references than it should."""
     spec = {"driver": "file", "path": "/counted/"}
     found, right = ts.KvStore.Spec(spec).to_json(), json.loads(json.dumps(spec))
     return sys.getrefcount(found["path"]) > sys.getrefcount(right["path"])
 
 
 _ask = ts.KvStore.Spec.to_json
-_kinds: dict[str, dict[str, Any]] = {}  # by how it prints: the JSON of a spec without its path
+_kinds: dict[str, dict[str, Any]] = {}  # printed spec -> its JSON without the path
 
 
 def _to_json(spec: ts.KvStore.Spec, include_defaults: bool = False) -> Any:
-    """Returns what KvStore.Spec.to_json does, and asks it once for all directories of a store."""
+    """Returns KvStore.Spec.to_json of a spec, calling it once for all directories of a store."""
     if include_defaults or spec.base is not None or not spec.path:
         return _ask(spec, include_defaults)
     kind = spec.copy()
@@ -49,10 +49,10 @@ def _to_json(spec: ts.KvStore.Spec, include_defaults: bool = False) -> Any:
 
 
 class _WithoutCounters:
-    """TensorStore for Orbax, with no counters.
+    """TensorStore for Orbax, without counters.
 
-    Orbax makes events of jax.monitoring of them, the bytes written and read and their compression,
-    and leaves these events out if the counters show none. Nothing here listens to them.
+    Orbax turns them into jax.monitoring events (bytes written and read, and their compression) and
+    omits these events if there are no counters. This package does not use the events.
     """
 
     def __getattr__(self, name: str) -> Any:

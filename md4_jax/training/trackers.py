@@ -1,4 +1,4 @@
-"""Trackers: programs that show the numbers and pictures of a run while it trains."""
+"""Trackers: programs that display the metrics and pictures of a run during training."""
 
 import contextlib
 import html
@@ -17,14 +17,14 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, is_remote, replace
 
 WANDB_FILE = "wandb.json"
-# Seconds for which the end of a run waits until W&B has all numbers; they lie on the disk too.
+# Seconds for which the end of a run waits for W&B's upload; the data is also on the disk.
 PATIENCE = 60.0
 
 
 class Tracked(NamedTuple):
-    """Run that is shown.
+    """Run to track.
 
-    step  the one that it resumes from; 0: a new run
+    step  the step from which it resumes; 0: a new run
     """
 
     workdir: Place
@@ -38,9 +38,9 @@ class TensorBoard:
     package = "tensorboardX"
 
     def __init__(self, run: Tracked):
-        from md4_jax.training.tensorboard import Events  # a fifth of a second
+        from md4_jax.training.tensorboard import Events  # takes a fifth of a second
 
-        first = run.step + 1 if run.step else None  # events from there on are made again
+        first = run.step + 1 if run.step else None  # later events are rewritten
         self._events = Events(str(run.workdir / "tensorboard"), purge_step=first)
         self._events.add_text("config", json.dumps(run.config, indent=2), run.step)
 
@@ -62,10 +62,10 @@ class TensorBoard:
 
 
 class WandB:
-    """Run at Weights & Biases. A resumed run goes on in it, since wandb.json keeps its id.
+    """Run at Weights & Biases. wandb.json stores its id, so that a resumed run continues it.
 
-    The steps are a number of each row, because W&B's own count may not go back: a resumed run
-    writes the steps after its checkpoint again.
+    The step is a metric of each row, because W&B's own step cannot decrease, and a resumed run
+    rewrites the steps after its checkpoint.
     """
 
     package = "wandb"
@@ -106,11 +106,11 @@ TRACKERS = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
 def check_installed(names: str) -> None:
-    """Raises UserError for a tracker in 'a,b' whose package is not installed."""
+    """Raises UserError for a tracker in 'a,b' if its package is not installed."""
     for name in words(names):
         package = TRACKERS[name].package
         spec = importlib.util.find_spec(package)
-        # A folder of that name beside the program has no origin; wandb makes one.
+        # A folder of that name in the working directory, as wandb creates, has no origin.
         if spec is None or spec.origin is None:
             raise UserError(
                 f"log.trackers={names} needs a package: pip install {package}, or leave out {name}"
@@ -118,7 +118,7 @@ def check_installed(names: str) -> None:
 
 
 def _kept_id(workdir: Place) -> str:
-    """Returns the id in wandb.json of a run directory, which is made at the first call."""
+    """Returns the id in wandb.json of a run directory, creating it at the first call."""
     file = workdir / WANDB_FILE
     if not file.exists():
         replace(file, json.dumps({"id": uuid.uuid4().hex}) + "\n")
@@ -126,7 +126,7 @@ def _kept_id(workdir: Place) -> str:
 
 
 class Trackers:
-    """All trackers of a run. One that fails is left out from then on, and training goes on."""
+    """All trackers of a run. A tracker that fails is disabled, and training continues."""
 
     def __init__(self, names: list[str], run: Tracked, say: Callable[[str], None]):
         self._say = say
@@ -147,7 +147,7 @@ class Trackers:
             call(*arguments)
         except Exception as error:  # whatever a network or a service may do
             failed = self._open.pop(name, None)
-            with contextlib.suppress(Exception):  # it may be its end that failed
+            with contextlib.suppress(Exception):  # closing may have been the call that failed
                 failed and failed.close()
             self._say(
                 f"warning: {name} of log.trackers fails and gets no more numbers: "

@@ -1,4 +1,4 @@
-"""Division of a network's parameters into those that are trained and those that stay frozen."""
+"""Division of a network's parameters into trained and frozen ones."""
 
 import re
 
@@ -10,15 +10,15 @@ from md4_jax.runtime.sharding import path_name
 
 
 def divided(whole: Params, network: Network, trainable: str) -> tuple[Params, Params]:
-    """Divides {'network', 'process'} into (trained, frozen), both nested as the whole is.
+    """Divides {'network', 'process'} into (trained, frozen), both nested like the whole.
 
-    trainable: the key train.trainable. A parameter of the network is trained if that matches a part
-    of its path; if it is '', the adapters are trained, or all if there are none. What the process
-    learns is always trained. frozen is () if nothing is, else {'network': ...} in the type of
-    `network.parameters`.
+    trainable: the key train.trainable. A parameter of the network is trained if the expression
+    matches a part of its path. If it is '', the adapters are trained, or all parameters if there
+    are no adapters. Parameters of the process are always trained. frozen is () if nothing is
+    frozen, else {'network': ...} in the type of `network.parameters`.
 
-    Raises UserError for an expression that matches no parameter or, beside adapters, none of them
-    or all parameters.
+    Raises UserError for an expression that matches no parameter or, with adapters, no adapter or
+    all parameters.
     """
     pattern = trainable or network.adapters
     if not pattern:
@@ -33,9 +33,9 @@ def divided(whole: Params, network: Network, trainable: str) -> tuple[Params, Pa
 
 
 def matching(params: Params, pattern: str, *, matches: bool = True, within: str = "") -> Params:
-    """Returns the nested dicts with the parameters whose paths match, or with the others.
+    """Returns the parameters with matching paths, or the others, as nested dicts.
 
-    within: path of these dicts, '' or with a slash at its end.
+    within: path of params, '' or with a slash at its end.
     """
     found = {}
     for name, x in params.items():
@@ -50,7 +50,7 @@ def matching(params: Params, pattern: str, *, matches: bool = True, within: str 
 
 
 def stored(params: Params, dtype: str) -> Params:
-    """Returns parameters (arrays or their shapes) in the type in which they are stored."""
+    """Converts parameters (arrays or their shapes) to the type in which they are stored."""
 
     def one(x):
         if isinstance(x, jax.ShapeDtypeStruct):
@@ -61,7 +61,7 @@ def stored(params: Params, dtype: str) -> Params:
 
 
 def joined(trained: Params, frozen: Params) -> Params:
-    """Returns the whole of what `divided` has divided."""
+    """Merges the two results of `divided`."""
     if not (isinstance(trained, dict) and isinstance(frozen, dict)):
         return trained
     parts = {name: joined(trained[name], x) for name, x in frozen.items() if name in trained}
@@ -69,9 +69,9 @@ def joined(trained: Params, frozen: Params) -> Params:
 
 
 def trained_beside(network: Network, params: Params, trainable: str) -> str:
-    """Returns the path of a parameter of the network that is trained and no adapter's, "" for none.
+    """Returns the path of a trained parameter that is not part of an adapter, "" for none.
 
-    params: of the network; trainable: the key train.trainable.
+    params: parameters of the network; trainable: the key train.trainable.
     """
     asked = trainable or network.adapters
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -80,12 +80,12 @@ def trained_beside(network: Network, params: Params, trainable: str) -> str:
 
 
 def is_adapter(network: Network, path: str) -> bool:
-    """Returns whether a parameter of the network is one of its adapters'."""
+    """Returns whether a parameter of the network belongs to an adapter."""
     return bool(network.adapters and re.search(network.adapters, path))
 
 
 def _check(pattern: str, paths: list[str], adapters: str) -> None:
-    """Raises UserError for an expression that leaves nothing to train, or nothing frozen."""
+    """Raises UserError for an expression that trains nothing, or freezes nothing."""
     found = [path for path in paths if re.search(pattern, path)]
     asked = f"train.trainable={pattern!r}"
     if not found:

@@ -17,15 +17,15 @@ from md4_jax.runtime.retries import patiently
 from md4_jax.runtime.streams import printable
 from md4_jax.training.trackers import Trackers
 
-# Seconds between writes of a log in object storage, since each write copies the whole file.
+# Seconds between writes of a log in object storage, where each write copies the whole file.
 OBJECT_PAUSE = 60.0
 
 
 class Writer:
-    """Writer of metrics.jsonl, with a JSON object per line, and of the run's trackers.
+    """Writer of metrics.jsonl, with one JSON object per line, and of the run's trackers.
 
-    Rows after `resume_step` are dropped at the start, since these steps are about to run again.
-    retries: how often a write that fails is repeated, with growing pauses.
+    Rows after `resume_step` are dropped at the start, because these steps will run again.
+    retries: number of retries of a failed write, with growing pauses.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Writer:
             patiently(lambda: replace(self._path, text), retries)
 
     def has(self, step: int, prefix: str) -> bool:
-        """Returns whether a number with this prefix has been written for the step."""
+        """Returns whether a metric with this prefix has been written for the step."""
         return any(name.startswith(prefix) for name in self._rows.get(step, ()))
 
     def rows(self) -> Iterable[Mapping[str, Any]]:
-        """Returns what was written, one row for each step, also by earlier processes of the run."""
+        """Returns the written rows, one per step, also those of earlier processes of the run."""
         return self._rows.values()
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -68,15 +68,15 @@ class Writer:
             self.flush()
 
     def picture(self, step: int, name: str, file: str) -> None:
-        """Shows a PNG in the trackers."""
+        """Adds a PNG file to the trackers."""
         self._tell("picture", step, name, pictures.read(place(file)))
 
     def text(self, step: int, name: str, file: str) -> None:
-        """Shows a text file in the trackers."""
+        """Adds a text file to the trackers."""
         self._tell("text", step, name, place(file).read_text(encoding="utf-8"))
 
     def flush(self) -> None:
-        """Writes pending rows. Call it before a save: a resumed run does not make them again."""
+        """Writes pending rows. Call it before a save, since a resumed run does not rewrite them."""
         if self._pending:
             patiently(lambda: append(self._path, "".join(self._pending)), self._retries)
             self._tell("flush")
@@ -92,7 +92,7 @@ class Writer:
 
 
 class NullWriter:
-    """Writer of all processes but the first: writes nothing, but remembers what it was given."""
+    """Writer of all processes except the first: writes nothing, but remembers its rows."""
 
     def __init__(self):
         self._names: set[tuple[int, str]] = set()
@@ -120,10 +120,10 @@ class NullWriter:
 
 
 def read_rows(path: Place) -> list[dict]:
-    """Reads the rows of a metrics.jsonl, without a last line that a crash cut short.
+    """Reads the rows of a metrics.jsonl, without a last line truncated by a crash.
 
-    Lines that are no rows are left out. Numbers that old runs named eval_NAME become
-    validation/NAME; today's eval_LONG/NAME is of an evaluator.
+    Skips lines that are not rows. Metrics that old runs named eval_NAME become validation/NAME;
+    current names eval_LONG/NAME belong to an evaluator.
     """
     return [
         {re.sub(r"^eval_(?=[^/]*$)", "validation/", name): value for name, value in row.items()}
@@ -133,7 +133,7 @@ def read_rows(path: Place) -> list[dict]:
 
 
 def objects(path: Place) -> Iterator[dict[str, Any]]:
-    """Yields the JSON objects of a file, one a line; lines that hold none are left out."""
+    """Yields the JSON objects of a file, one per line, skipping other lines."""
     for line in path.read_bytes().decode(errors="replace").splitlines():
         try:
             found = json.loads(line)
@@ -144,7 +144,7 @@ def objects(path: Place) -> Iterator[dict[str, Any]]:
 
 
 def tag(name: str) -> str:
-    """Returns a number's name in trackers: its evaluator or 'train', a slash, and what it is."""
+    """Returns the name of a metric in trackers: evaluator or 'train', a slash, and its key."""
     return name if "/" in name else f"train/{name.removeprefix('train_')}"
 
 
@@ -156,9 +156,9 @@ def _plain(value):
 
 
 class Progress:
-    """Progress bar on a terminal, plain lines when piped, nothing on other processes.
+    """Progress bar on a terminal, plain lines if piped, nothing in other processes.
 
-    budget: returns how many seconds the run may still take, whatever its steps; infinity if any.
+    budget: returns the remaining seconds of the time budget; infinity if there is none.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Progress:
         self._bar.set_postfix_str(text, refresh=False)
 
     def say(self, text: str) -> None:
-        """Prints a separate line without breaking the bar."""
+        """Prints a separate line without disturbing the bar."""
         text = printable(text)
         if self._live:
             self._bar.write(text, file=self._stream)
