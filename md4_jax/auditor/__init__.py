@@ -1,4 +1,4 @@
-"""Auditor: decides whether an objective is a bound of -log p, by enumeration."""
+"""Auditor: decides by enumeration whether an objective is a bound on -log p."""
 
 from md4_jax.auditor.audit import Audit, audit
 

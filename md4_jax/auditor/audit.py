@@ -1,4 +1,4 @@
-"""Decision whether an objective is a bound: docs/objectives.md."""
+"""Test whether an objective is a bound: docs/objectives.md."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,19 +16,19 @@ from md4_jax.protocols import Array, UserError
 PROBLEMS = ((3, 2), (2, 3))
 REPLICATES = 16
 ERRORS = 5.0  # standard errors of a decision
-RETRIES = 5  # descents, each from where the last one ended, before a bound is called loose
+RETRIES = 5  # successive descents before a bound is called loose
 ROUNDING = 2e-6  # nats, beyond which a decision needs no standard error
-LOOSE = 0.02  # share of log V per token by which the bound may miss independent uniform data
-# Where not all choices can be enumerated: keys for each u and outcome, and calls of the objective.
+LOOSE = 0.02  # largest relative excess over log V per token for independent uniform data
+# If not all choices can be enumerated: keys per u and outcome, and calls of the objective.
 COPIES, MOST_CALLS = 32, 1 << 16
 
 
 class Found(NamedTuple):
-    """Denoiser and sequences on which an objective was measured.
+    """Denoiser and group of sequences for which an objective was measured.
 
     nats     L(x) of each row of the problem, and `errors` their standard errors
     table    the denoiser's table
-    group    index of the group of sequences that is meant
+    group    index of the group of sequences
     value    log of the sum of exp(-L(x)) over the group, or the mean excess of L, in nats
     error    its standard error
     """
@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
     @property
     def least(self) -> float:
-        """Returns what is left of the value after ERRORS standard errors."""
+        """Returns the value minus ERRORS standard errors, but not below 0."""
         return self.value - max(ERRORS * self.error, ROUNDING)
 
 
@@ -50,9 +50,9 @@ class Found(NamedTuple):
 class Audited:
     """Results for one problem.
 
-    largest    the denoiser with the largest log sum_x exp(-L(x)), of all that were tried
-    closest    the denoiser whose L is closest to log V per token on average, from above
-    dependent  nats by which the best denoiser misses the entropy of dependent data
+    largest    the denoiser with the largest log sum_x exp(-L(x)) among all tried
+    closest    the denoiser with the mean of L closest to log V per token, from above
+    dependent  excess in nats of the best denoiser over the entropy of dependent data
     enumerated whether all draws of the objective were enumerated
     tried      number of denoisers
     """
@@ -66,12 +66,12 @@ class Audited:
 
     @property
     def is_bound(self) -> bool:
-        """Whether no sum of exp(-L(x)) is above 1."""
+        """Whether all sums of exp(-L(x)) are at most 1."""
         return self.largest.least <= 0
 
     @property
     def is_tight(self) -> bool:
-        """Whether independent uniform data cost log V nats per token."""
+        """Whether the cost of independent uniform data is log V nats per token."""
         return _is_tight(self.problem, self.closest)
 
 
@@ -79,8 +79,8 @@ class Audited:
 class Audit:
     """Verdict on an objective with a process.
 
-    claims: whether the objective says that it is a bound with this process
-    is_loose: whether it says that the right denoiser does not reach the entropy
+    claims: whether the objective claims to be a bound with this process
+    is_loose: whether it declares that the optimal denoiser does not reach the entropy
     """
 
     objective: Any
@@ -91,7 +91,7 @@ class Audit:
 
     @property
     def is_bound(self) -> bool:
-        """Whether sum_x exp(-L(x)) <= 1 for every denoiser that was tried."""
+        """Whether sum_x exp(-L(x)) <= 1 for every denoiser tried."""
         return all(result.is_bound for result in self.results)
 
     @property
@@ -106,7 +106,7 @@ class Audit:
 
 
 def why_not(objective: Any, process: Any) -> str:
-    """Returns why an objective cannot be audited with this process; empty if it can."""
+    """Returns the reason why an objective cannot be audited with this process; '' if it can."""
     if objective.needs.gaps:
         return "its texts have any length, and the auditor enumerates those of one"
     if objective.needs.hides:
@@ -131,20 +131,20 @@ def audit(
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> Audit:
-    """Decides whether an objective is a bound of -log p with a process.
+    """Decides whether an objective is a bound on -log p with a process.
 
-    L(x) is the mean of the objective over its draws. If it is a bound of the -log p of some model,
+    L(x) is the mean of the objective over its draws. If it is a bound on -log p of some model, then
     sum_x exp(-L(x)) <= 1 for every denoiser, also given a prompt. The sum is computed for random
-    denoisers and for those that gradient ascent finds. A good bound also reaches equality: L(x) is
-    log V per token if the data are independent and uniform and the denoiser is right. Only one that
-    says so (`is_loose`) may miss that.
+    denoisers and for those found by gradient ascent. A tight bound also reaches equality: L(x) is
+    log V per token for independent uniform data and the optimal denoiser. Only an objective that
+    declares it (`is_loose`) may miss that.
 
-    objective, process  instances as in `protocols`; the process is made anew for few symbols
+    objective, process  instances as in `protocols`; the process is rebuilt for a small vocabulary
     problems            (symbols, length) of each problem
-    steps               of gradient ascent
+    steps               number of gradient ascent steps
     say                 prints a line before each problem, which may take a minute
 
-    UserError for what cannot be enumerated (`why_not`).
+    UserError for objectives that cannot be audited (`why_not`).
     """
     if why := why_not(objective, process):
         raise UserError(f"{type(objective).__name__} cannot be audited: {why}")
@@ -171,7 +171,7 @@ def _audited(problem: Problem, steps: int, key: Array) -> Audited:
     is_enumerated = _is_enumerated(problem, starts[-1], key)
     measure = _measure(problem, many=not is_enumerated)
     level, best = starts[0], ascend(starts[0], key, 0.0, lean)
-    for number in range(RETRIES):  # uniform data for which all groups count
+    for number in range(RETRIES):  # uniform data, for which all groups count
         level = ascend(level, jax.random.fold_in(key, number), 0.0, np.sum(uniform, axis=0))
         if _is_tight(problem, _excess(problem, np.asarray(level), measure(level, key))):
             break
@@ -184,32 +184,32 @@ def _audited(problem: Problem, steps: int, key: Array) -> Audited:
 
 
 def _is_tight(problem: Problem, found: Found) -> bool:
-    """Returns whether a mean excess of L is small beside log V per token."""
+    """Returns whether the mean excess of L is small relative to log V per token."""
     return found.least <= LOOSE * float(np.log(problem.sizes[found.group]))
 
 
 def _is_enumerated(problem: Problem, table: Array, key: Array) -> bool:
-    """Returns whether the objective draws nothing itself, so that its keys change nothing."""
+    """Returns whether the objective draws nothing itself: its keys have no effect."""
     nats, keys = jax.jit(problem.nats(rule(1, 2))), jax.random.split(key)
     found = [nats(table, key, own) for own in keys]
     return bool(jnp.allclose(*found, rtol=1e-9, atol=1e-9))
 
 
 def _starts(problem: Problem, key: Array) -> list[Array]:
-    """Returns the tables from which ascent begins: zeros, and random ones."""
+    """Returns the initial tables of the ascent: zeros, and random ones."""
     draw = lambda n: jax.random.normal(jax.random.fold_in(key, n), problem.table)  # noqa: E731
     return [jnp.zeros(problem.table), 0.3 * draw(1), 1.5 * draw(2)]
 
 
 def _dependent(problem: Problem) -> np.ndarray:
-    """Returns a law of dependent tokens over the rows in which all tokens count: [rows]."""
+    """Returns a distribution of dependent tokens over the rows where all tokens count: [rows]."""
     x, counts = problem.batch.tokens, problem.groups[0]
     law = np.where((x[:, 1:] == x[:, :-1]).all(axis=1), 4.0, 1.0) * counts
     return law / law.sum()
 
 
 def _search(problem: Problem, steps: int) -> Callable[..., Array]:
-    """Returns (table, key, a, law) -> the table after Adam on a log sum exp(-L) - sum law L."""
+    """Returns (table, key, a, law) -> table after Adam on a log sum exp(-L) - sum law L."""
     nats, groups = problem.nats(rule(problem.steps, 6)), jnp.asarray(problem.groups)
 
     def loss(table: Array, key: Array, weight: Array, law: Array) -> Array:
@@ -273,7 +273,7 @@ def _sum(problem: Problem, table: np.ndarray, drawn: np.ndarray) -> Found:
 
 
 def _excess(problem: Problem, table: np.ndarray, drawn: np.ndarray) -> Found:
-    """Returns the group whose mean L is farthest above log V per token."""
+    """Returns the group with the largest excess of the mean L over log V per token."""
     share = problem.groups / problem.sizes[:, None]
     each = drawn @ share.T - np.log(problem.sizes)
     errors = _errors(each)

@@ -1,4 +1,4 @@
-"""Denoisers that are tables over all noised states, free in every entry."""
+"""Tabular denoisers: one free entry for each noised state and output."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ FEATURES = 4
 
 
 def zeros(symbols: int, length: int) -> Array:
-    """Returns a table whose outputs are 0 everywhere: [FEATURES, (V + 1)^L, L, V]."""
+    """Returns a table of zeros: [FEATURES, (V + 1)^L, L, V]."""
     return jnp.zeros((FEATURES, (symbols + 1) ** length, length, symbols))
 
 
@@ -22,8 +22,8 @@ def drawn(key: Array, symbols: int, length: int, *, scale: float) -> Array:
 def tabled(table: Array, *, causal: bool) -> Denoiser:
     """Returns the denoiser of a table; outputs are linear in functions of t.
 
-    causal: a position sees nothing to its right. Asked for blocks, a position sees its block and
-    the clean earlier ones.
+    causal: a position sees nothing to its right. In calls by blocks, a position sees its block and
+    the clean earlier blocks.
     """
     length, symbols = table.shape[2:]
     here = jnp.arange(length)
@@ -46,23 +46,23 @@ def tabled(table: Array, *, causal: bool) -> Denoiser:
         return of_state(shown, t[:, own], (own + 1) * block)
 
     def swapped(x: Array, group: Array) -> Array:
-        """Outputs of each of two groups of tokens where it is masked; they are told one time."""
+        """Outputs for each of two groups of tokens with that group masked, at a common time."""
         t = jnp.full(len(x), 0.5)
         first, second = (features(jnp.where(part, symbols, x), t) for part in (group, ~group))
         return jnp.where(group[..., None], first, second)
 
     def of_seen(z: Array, seen: Array) -> Array:
-        """Outputs of positions that see those of z that `seen` [B, L, L] marks, and else masks."""
+        """Outputs of positions that see z where `seen` [B, L, L] is true, and masks elsewhere."""
         shown = jnp.where(jnp.swapaxes(seen, 1, 2), z[:, :, None], symbols)
         return of_state(shown, jnp.zeros(z.shape), jnp.full(length, length))
 
     def in_order(z: Array, t: Array, rank: Array, index: Array | None) -> Array:
-        """Outputs of positions that see those before them; all of them, whatever the index."""
+        """Outputs of all positions, whatever the index; each sees those before it in the order."""
         del t, index
         return of_seen(z, (rank[:, None] < rank[:, :, None]) | jnp.eye(length, dtype=bool))
 
     def predictions(x: Array, t: Array, rank: Array, round: Array) -> Array:
-        """Outputs of masks that see earlier rounds; masks before them look like those after."""
+        """Outputs of masks that see earlier rounds; other masks are indistinguishable."""
         del t, rank
         return of_seen(x, round[:, None] < round[:, :, None])
 

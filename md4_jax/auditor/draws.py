@@ -1,4 +1,4 @@
-"""Forward processes whose random choices are enumerated, so that a mean over them is a sum."""
+"""Forward processes with enumerated random choices, so that means become sums."""
 
 import math
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from md4_jax.processes.capabilities import (
 )
 from md4_jax.protocols import Array
 
-# Strata of the noise level that `mask_exactly` draws beside the pattern.
+# Strata of the noise level that `mask_exactly` draws in addition to the pattern.
 LEVELS = 2
 
 
 class Choices:
-    """Random choices of an objective: the digits of an index, with their probabilities.
+    """Random choices of an objective as digits of an index, with their probabilities.
 
-    index   int [B], one number for each row; 0 <= index < the product of `sizes`
-    key     random key of what is continuous
+    index   int [B], one number per row; 0 <= index < the product of `sizes`
+    key     random key of continuous choices
     sizes   number of outcomes of each choice, in the order in which the objective makes them
-    weight  float [B], the probability of the outcomes that the row has taken
+    weight  float [B], the probability of the row's outcomes so far
     """
 
     def __init__(self, index: Array, key: Array):
@@ -34,7 +34,7 @@ class Choices:
         self.weight = jnp.ones(index.shape)
 
     def fits(self, x: Array, *, in_parts: bool = False) -> bool:
-        """Returns whether x [B, L] has the rows of these choices, or whole numbers of each."""
+        """Returns whether x [B, L] has the rows of these choices; in_parts: or a multiple."""
         rows = self._left.shape[0]
         return x.ndim == 2 and (x.shape[0] % rows == 0 if in_parts else x.shape[0] == rows)
 
@@ -56,9 +56,9 @@ class Choices:
 
 
 def enumerated(process: Any, choices: Choices) -> Any:
-    """Returns the process with draws that `choices` makes, where it states their law.
+    """Returns the process with its draws replaced by `choices`, if it states their distribution.
 
-    Whatever else is drawn, by the process or by the objective, is drawn from the keys as before.
+    Other draws of the process and the objective still use the keys.
     """
     cls = type(process)
     own: dict[str, Callable] = {}
@@ -68,7 +68,7 @@ def enumerated(process: Any, choices: Choices) -> Any:
         own |= {"mask_each": _mask_each(cls, choices), "mask_exactly": _mask_exactly(cls, choices)}
     if isinstance(process, HasForwardRates) and hasattr(process, "jump"):
         own["jump"] = _jump(cls, choices)
-    # A subclass, so that the process keeps its abilities and its methods call these.
+    # A subclass, so that the process keeps its capabilities and its methods call these.
     made = object.__new__(type(cls.__name__, (cls,), own))
     made.__dict__.update(process.__dict__)
     return made
@@ -106,7 +106,7 @@ def _corrupt(cls: type, choices: Choices) -> Callable:
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
         """Takes every z with q(z | x) > 0; others are replaced by x, with weight 0.
 
-        x may have the blocks of a sequence in rows of their own, one after another.
+        x may have the blocks of a sequence in separate successive rows.
         """
         if not choices.fits(x, in_parts=True):
             return cls.corrupt(self, keys, x, t)
@@ -138,7 +138,7 @@ def _mask_each(cls: type, choices: Choices) -> Callable:
 
 def _mask_exactly(cls: type, choices: Choices) -> Callable:
     def mask_exactly(self, keys: Array, x: Array, count: Array, among: Array) -> tuple:
-        """Takes every pattern of count[b] masks, and strata of the noise level that goes with it.
+        """Takes every pattern of count[b] masks, and strata of the corresponding noise level.
 
         The level is the k-th smallest of n uniforms, drawn within its stratum.
         """
@@ -150,7 +150,8 @@ def _mask_exactly(cls: type, choices: Choices) -> Callable:
         within = jax.random.uniform(choices.key, count.shape)
         level = (choices.take(LEVELS) + within) / LEVELS
         choices.count(jnp.full(level.shape, 1.0 / LEVELS))
-        # Patterns of another number of masks have weight 0, and the first count[b] masks instead.
+        # Patterns with another number of masks have weight 0, and are replaced by the first
+        # count[b].
         hidden = jnp.where(right[:, None], hidden, among & (jnp.cumsum(among, 1) <= count[:, None]))
         z = jnp.where(hidden, self.mask_id, x)
         return z, _order_statistic(level, count, free, x.shape[1])
@@ -160,7 +161,7 @@ def _mask_exactly(cls: type, choices: Choices) -> Callable:
 
 def _jump(cls: type, choices: Choices) -> Callable:
     def jump(self, keys: Array, z: Array, movable: Array) -> Array:
-        """Takes every jump of the forward chain; rows without one stay."""
+        """Takes every jump of the forward chain; rows without a jump are unchanged."""
         if not choices.fits(z):
             return cls.jump(self, keys, z, movable)
         rates = jnp.where(movable[..., None], self.forward_rates(z), 0.0)

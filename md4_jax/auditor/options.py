@@ -7,10 +7,10 @@ from md4_jax.protocols import UserError
 
 @dataclasses.dataclass(frozen=True)
 class AuditOptions:
-    """The `audit` section: how --mode audit searches for a denoiser that breaks a bound.
+    """The `audit` section: search of --mode audit for a denoiser that violates a bound.
 
-    steps  of gradient ascent from each start
-    seed   of the starts and of the draws
+    steps  number of gradient ascent steps from each start
+    seed   random seed of the starts and of the draws
     """
 
     steps: int = 80

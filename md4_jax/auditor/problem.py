@@ -1,4 +1,4 @@
-"""Problems so small that a bound can be computed for every sequence."""
+"""Problems small enough to compute a bound for every sequence."""
 
 import dataclasses
 import functools
@@ -15,16 +15,16 @@ from md4_jax.auditor.denoisers import tabled
 from md4_jax.auditor.draws import Choices, enumerated
 from md4_jax.protocols import Array, Batch, batch_of
 
-FINEST = 4.0**-6  # width of the panels at both ends of [0, 1]
+FINEST = 4.0**-6  # width of the smallest panels, at both ends of [0, 1]
 MOST_STEPS = 64
 
 
 class Rule(NamedTuple):
-    """Quadrature over u in [0, 1] whose mean over `key` is exact for every function.
+    """Quadrature over u in [0, 1] that is unbiased for every function, as a mean over `key`.
 
-    Each panel has a random point and its mirror image, so that the error for a smooth function is
-    of third order in the width. In the first panel, where noise that begins as sqrt(t) costs about
-    1 / sqrt(t), its root is uniform.
+    Each panel has a random point and its mirror image, so the error for a smooth function is of
+    third order in the width. In the first panel the square root of the point is uniform, because
+    the integrand is about 1 / sqrt(t) for noise that begins as sqrt(t).
     """
 
     edges: np.ndarray
@@ -40,13 +40,13 @@ class Rule(NamedTuple):
         at = jnp.stack([once, 1.0 - once])
         first = low == 0.0
         u = low + jnp.where(first, at**2, at) * width
-        # The weights of a point and its image add up to the width.
+        # The weights of a point and its mirror image add up to the width.
         weight = jnp.where(first, at, 0.5) * width
         return jnp.clip(u, 0.0, 1.0 - 2.0**-24).ravel(), weight.ravel()
 
 
 def rule(steps: int, panels: int) -> Rule:
-    """Returns a rule with the edges j / steps, and panels that become narrow at both ends."""
+    """Returns a rule with edges at j / steps, and panels that get narrower towards both ends."""
     even = steps * max(1, panels // steps)
     near = 4.0 ** -np.arange(1, 1 - math.log(FINEST, 4))
     edges = np.concatenate([np.arange(even + 1) / even, near, 1.0 - near])
@@ -55,9 +55,9 @@ def rule(steps: int, panels: int) -> Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """All sequences x of `length` of `symbols` symbols, alone and with the first token given.
+    """All sequences x of `length` over `symbols` symbols, alone and with the first token given.
 
-    objective, process  of these symbols
+    objective, process  for these symbols
     """
 
     symbols: int
@@ -67,7 +67,7 @@ class Problem:
 
     @functools.cached_property
     def batch(self) -> Batch:
-        """Returns the sequences, twice: all tokens count, then all but the first."""
+        """Returns all sequences twice: with all tokens counted, then with all but the first."""
         x = np.array(list(itertools.product(range(self.symbols), repeat=self.length)), np.int32)
         mask = np.ones((2, *x.shape), bool)
         mask[1, :, 0] = False
@@ -75,7 +75,7 @@ class Problem:
 
     @functools.cached_property
     def groups(self) -> np.ndarray:
-        """Returns the sequences over which exp(-L) is summed: bool [1 + V, rows]."""
+        """Returns the groups of sequences for the sums of exp(-L): bool [1 + V, rows]."""
         x, mask = self.batch.tokens, self.batch.loss_mask
         given = [(x[:, 0] == k) & ~mask[:, 0] for k in range(self.symbols)]
         return np.stack([mask[:, 0], *given])
@@ -87,9 +87,9 @@ class Problem:
 
     @property
     def steps(self) -> int:
-        """Returns a number of parts of [0, 1] within which neither step nor mask count changes.
+        """Returns a number of equal parts of [0, 1] in which step and mask count are constant.
 
-        Many steps need no edges of their own: their sum is nearly an integral.
+        Many steps need no separate edges: their sum is nearly an integral.
         """
         own = getattr(self.objective, "timesteps", None) or self.process.timesteps or 1
         return math.lcm(own if own <= MOST_STEPS else 1, *range(1, self.length + 1))
@@ -116,14 +116,14 @@ class Problem:
         return 4, from_states, self.length, self.symbols
 
     def calls(self, rule: Rule) -> int:
-        """Returns the number of calls of the objective by which L is found for every sequence."""
+        """Returns the number of calls of the objective for computing L of every sequence."""
         return rule.size * math.prod(self.outcomes) * len(self.batch.tokens)
 
     def nats(self, rule: Rule, copies: int = 1) -> Callable[[Array, Array, Array], Array]:
-        """Returns (table, key, draws) -> L(x) [rows], a mean over u, enumerated choices and keys.
+        """Returns (table, key, draws) -> L(x) [rows], the mean over u, enumerated choices and keys.
 
-        key is that of u, and draws that of what the objective draws itself.
-        copies: number of u and draws for each panel and outcome
+        key is the random key of u, and draws that of the objective's own draws.
+        copies: number of u and draws per panel and outcome
         """
         outcomes = math.prod(self.outcomes)
         shape = (rule.size * copies, outcomes, len(self.batch.tokens))
@@ -150,9 +150,9 @@ class Problem:
 
 
 def problem(objective: Any, process: Any, symbols: int, length: int) -> Problem:
-    """Makes the problem of an objective and of a process with that many symbols.
+    """Makes the problem of an objective and a process with this number of symbols.
 
-    Blocks of an objective get at most half of the length, so that there are several.
+    Blocks of an objective are limited to half of the length, so that there are several.
     """
     block = getattr(objective, "block", 0)
     if block > 1:

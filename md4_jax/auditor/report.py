@@ -85,7 +85,7 @@ def _of_sum(result: Audited) -> list[str]:
 
 
 def _of_excess(result: Audited) -> list[str]:
-    """Returns the lines that show what the best denoiser pays for independent uniform data."""
+    """Returns the lines with the best denoiser's cost of independent uniform data."""
     found, problem = result.closest, result.problem
     entropy = np.log(problem.sizes[found.group])
     said = (
@@ -112,7 +112,7 @@ def _sequences(problem: Problem, found: Found) -> list[str]:
 
 
 def _outputs(problem: Problem, found: Found) -> list[str]:
-    """Returns the lines of the denoiser's distributions at t = 1/2."""
+    """Returns the lines with the denoiser's distributions at t = 1/2."""
     states = range(problem.symbols + 1)
     z = np.array(list(itertools.product(states, repeat=problem.length)), np.int32)
     with jax.enable_x64(True):

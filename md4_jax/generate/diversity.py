@@ -11,8 +11,8 @@ ORDERS = (1, 2, 3, 4)
 def unigram_entropy(rows: Sequence[np.ndarray]) -> tuple[float, float]:
     """Entropy in bits of each sequence's token histogram: (mean, standard error).
 
-    -sum_k f_k log2 f_k is at most log2(min(L, V)), and low if a sample repeats itself. The error
-    is nan for a single sequence.
+    -sum_k f_k log2 f_k is at most log2(min(L, V)), and low for repetitive samples. The standard
+    error is nan for a single sequence.
     """
     each = []
     for row in rows:
@@ -33,7 +33,7 @@ def distinct(rows: Sequence[np.ndarray], order: int) -> float:
 
 
 def numbers(rows: Sequence[np.ndarray]) -> dict[str, float]:
-    """Returns the entropy and the fractions of distinct n-grams by name."""
+    """Returns the entropy and the fractions of distinct n-grams, by name."""
     entropy, error = unigram_entropy(rows)
     named = {"unigram_entropy_bits": entropy, "unigram_entropy_bits_se": error}
     return named | {f"distinct_{n}": distinct(rows, n) for n in ORDERS}

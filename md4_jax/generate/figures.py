@@ -13,7 +13,7 @@ LINE = 13.0  # points between the lines of labels
 
 
 def _pyplot() -> Any:
-    """Imports pyplot: it takes half a second of the start of a program that plots nothing."""
+    """Imports pyplot only when needed, since this takes half a second."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -51,7 +51,7 @@ def loss_curve(rows: Sequence[dict], path: Place, ladder: Sequence[float] = ()) 
 
 
 def _label(axes: Any, ladder: Sequence[float]) -> None:
-    """Writes the names of n-gram levels beside a plot, apart even where levels are close."""
+    """Writes the names of n-gram levels beside a plot, without overlap if levels are close."""
     low, high = axes.get_ylim()
     size = axes.get_position().height * axes.figure.get_size_inches()[1] * 72  # points
     beside = dict(textcoords=axes.get_yaxis_transform(), xycoords=axes.get_yaxis_transform())
@@ -63,10 +63,10 @@ def _label(axes: Any, ladder: Sequence[float]) -> None:
 
 
 def apart(values: Sequence[float], least: float) -> np.ndarray:
-    """Returns numbers in the order of `values` that differ by at least `least`.
+    """Moves values apart so that they differ by at least `least`, keeping their order.
 
-    They are those with the smallest sum of squared changes: values that are too close form groups
-    with equal distances, and a group has the mean of its values.
+    The result has the smallest sum of squared changes: values that are too close form groups with
+    equal distances, and a group keeps the mean of its values.
     """
     order = np.argsort(values, kind="stable")
     groups: list[list[float]] = []  # of values less the distance below them
@@ -87,10 +87,10 @@ def _save(figure: Any, path: Place) -> None:
 
 
 def reveal_times(z: np.ndarray, grid: np.ndarray, mask: int) -> np.ndarray:
-    """The time at which each position stops being a mask, [L].
+    """Returns the time at which each position is unmasked, [L].
 
-    z [W, T + 1, L] has W windows, each along the grid t(0) < ... < t(T), and -1 at positions that
-    no window has reached.
+    z [W, T + 1, L] has W windows, each along the grid t(0) < ... < t(T), and -1 at positions not
+    yet reached by a window.
     """
     shown = ((z != mask) & (z >= 0)).reshape(-1, z.shape[-1])
     taken = np.argmax(shown, axis=0) % len(grid)
@@ -100,7 +100,7 @@ def reveal_times(z: np.ndarray, grid: np.ndarray, mask: int) -> np.ndarray:
 def powers(
     symbols: Sequence[str], power: np.ndarray, tokens: np.ndarray, times: np.ndarray, path: Place
 ) -> None:
-    """Plots GenMD4's w by symbol, and one sample's reveal times beside their mean w / (w + 1)."""
+    """Plots GenMD4's w by symbol, and a sample's unmasking times with their means w / (w + 1)."""
     order, cut = np.argsort(-power, kind="stable"), MOST // 2
     hidden = len(order) - MOST
     if hidden > 0:  # the largest and the smallest powers
@@ -156,8 +156,8 @@ def information_profile(profile: np.ndarray, losses: dict[str, Sequence], path: 
 def frontier(rows: Sequence[dict], path: Place) -> None:
     """Plots bits under the judge and unigram entropy of samples against network evaluations.
 
-    A row is the JSON line of --mode sample with its steps and temperature. Each temperature is
-    one line of the plot.
+    A row is the JSON line of --mode sample with its steps and temperature. The plot has one line
+    per temperature.
     """
     plt = _pyplot()
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), dpi=120, layout="constrained")
@@ -170,7 +170,7 @@ def frontier(rows: Sequence[dict], path: Place) -> None:
         for axes, name in zip(
             panels, ("judge_bits_per_token", "unigram_entropy_bits"), strict=True
         ):
-            # Numbers that are not finite are null in the row; one sample has no error.
+            # Numbers that are not finite are null in the row; a single sample has no error.
             values = np.array([row[name] for row in line], float)
             errors = np.array([row.get(f"{name}_se") for row in line], float)
             axes.errorbar(

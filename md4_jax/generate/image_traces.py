@@ -1,4 +1,4 @@
-"""Paths of images from noise: a grid and an animation."""
+"""Trajectories of images from noise: a grid and an animation."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from md4_jax.generate.traces import FRAMES, MASK, Trajectory
 from md4_jax.runtime.paths import Place
 
 TIMES = 9  # columns of the grid
-ENLARGED = 2  # pixels in the animation for each one in a grid
+ENLARGED = 2  # pixels in the animation per pixel of a grid
 
 
 def paths(domain: Any, frames: np.ndarray, file: Place) -> None:
-    """Writes a row for each sample, with columns evenly spaced in steps; frames [F, R, L]."""
+    """Writes one row per sample, with columns evenly spaced in steps; frames [F, R, L]."""
     shown = np.unique(np.linspace(0, len(frames) - 1, TIMES).round().astype(int))
     save(grid(coloured(domain, frames[shown].swapaxes(0, 1)), factor(domain.shape)), file)
 

@@ -1,4 +1,4 @@
-"""Prompts of images: the pixels that stay, and those that are filled."""
+"""Prompts of images: the pixels that are kept, and those to fill in."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +18,9 @@ OF_IMAGES = ("inpaint", "image_from", "mask", "box")
 
 
 def prompts(options: PromptOptions, domain: Any, example: Example | None) -> list[Prompt]:
-    """Returns a prompt for each image of the options; its tokens hold the image whole.
+    """Returns a prompt for each image of the options; its tokens contain the whole image.
 
-    example: reads an example of the data; None: sample.image_from is checked and not read
+    example: reads an example of the data; None: sample.image_from is checked but not read
 
     Raises UserError for a file that cannot be read, and for sizes that do not fit.
     """
@@ -42,7 +42,7 @@ def prompts(options: PromptOptions, domain: Any, example: Example | None) -> lis
 
 
 def _check(options: PromptOptions) -> None:
-    """Raises UserError unless there is one image and one region, or neither."""
+    """Raises UserError unless there are one image and one region, or neither."""
     for one, other in (("inpaint", "image_from"), ("mask", "box")):
         if getattr(options, one) and getattr(options, other):
             raise UserError(f"sample.{one} cannot be combined with sample.{other}")
@@ -59,7 +59,7 @@ def _check(options: PromptOptions) -> None:
 
 
 def _box(options: PromptOptions) -> tuple[int, int, int, int]:
-    """Returns top, left, height and width of the rectangle to be filled."""
+    """Returns top, left, height and width of the rectangle to fill in."""
     parts = [part.strip() for part in options.box.split(",")]
     if len(parts) != 4 or not all(part.isdecimal() for part in parts) or "0" in parts[2:]:
         raise UserError(
@@ -71,7 +71,7 @@ def _box(options: PromptOptions) -> tuple[int, int, int, int]:
 
 
 def _examples(options: PromptOptions) -> list[tuple[str, int]]:
-    """Returns (split, number) of the examples that sample.image_from names."""
+    """Returns (split, number) of the examples in sample.image_from."""
     split, _, numbers = options.image_from.partition(":")
     if split not in SPLITS or not all(n.isdecimal() for n in numbers.split(",")):
         raise UserError(
@@ -82,7 +82,7 @@ def _examples(options: PromptOptions) -> list[tuple[str, int]]:
 
 
 def _to_fill(options: PromptOptions, domain: Any) -> np.ndarray:
-    """Returns the pixels to be filled, bool [H, W]."""
+    """Returns the pixels to fill in, bool [H, W]."""
     height, width = domain.shape[:2]
     if options.mask:
         return _image(options.mask, "sample.mask", domain)[..., 0] >= 128
@@ -98,7 +98,7 @@ def _to_fill(options: PromptOptions, domain: Any) -> np.ndarray:
 
 
 def _image(path: str, key: str, domain: Any) -> np.ndarray:
-    """Reads a picture of the data's size, as grey or RGB like the data: uint8 [H, W, C]."""
+    """Reads an image of the data's size, grey or RGB like the data: uint8 [H, W, C]."""
     height, width, channels = domain.shape
     try:
         with place(path, key).open("rb") as file, Image.open(file) as image:

@@ -1,4 +1,4 @@
-"""Page that shows the paths of samples, text or images; it is one file that opens from disk."""
+"""HTML page with the trajectories of samples, text or images, in a self-contained file."""
 
 import json
 import math
@@ -13,13 +13,13 @@ from md4_jax.generate.traces import MASK, Trajectory
 from md4_jax.runtime.paths import Place
 
 PAGE, STYLE, SCRIPT = (Path(__file__).with_name(f"trace.{end}") for end in ("html", "css", "js"))
-# A smaller change of a probability is left out.
+# Smaller changes of a probability are omitted.
 RESOLUTION = 0.02
-ENLARGED = 2  # pixels on the page for each one in a grid of images
+ENLARGED = 2  # pixels on the page per pixel of an image grid
 
 
 def write(paths: Sequence[Trajectory], file: Place, title: str, domain: Any) -> None:
-    """Writes the page; the title says from which samples the one that is shown was chosen."""
+    """Writes the page; the title tells from which samples the displayed one was chosen."""
     first = paths[0]
     shared = {"unit": first.unit, "length": first.symbol.shape[1], "wide": first.wide}
     shared |= of_images(domain)
@@ -38,7 +38,7 @@ def write(paths: Sequence[Trajectory], file: Place, title: str, domain: Any) -> 
 
 
 def of_images(domain: Any) -> dict[str, Any]:
-    """Returns facts with which the script shows images; none for text."""
+    """Returns the facts that the script needs for displaying images; {} for text."""
     if not has_pictures(domain):
         return {}
     scale = ENLARGED * factor(domain.shape)
@@ -46,13 +46,13 @@ def of_images(domain: Any) -> dict[str, Any]:
 
 
 def values(domain: Any, levels: Sequence[int]) -> list[int]:
-    """Returns the value of 0..255 with which each level of an image is shown."""
+    """Returns the value in 0..255 that displays each level of an image."""
     of_one_level = np.repeat(np.asarray(levels)[:, None], math.prod(domain.shape), axis=1)
     return [int(domain.decode(row).flat[0]) for row in of_one_level]
 
 
 def _sample(path: Trajectory, domain: Any) -> dict[str, Any]:
-    """Returns the words, the prompt and the changes of one path."""
+    """Returns the words, the prompt and the changes of one trajectory."""
     facts = {}
     if has_pictures(domain):
         levels = [0 if text == MASK else int(text) for text in path.words]

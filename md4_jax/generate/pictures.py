@@ -1,4 +1,4 @@
-"""Grids of images: samples, and what was filled in."""
+"""Grids of images: samples and inpainted images."""
 
 import math
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from PIL import Image
 
 from md4_jax.runtime.paths import Place
 
-BLANK = (200, 0, 160)  # colour of a pixel with a channel that is not drawn yet
-SIDE = 128  # pixels of the shown image's longer side, at least if a whole factor can reach it
+BLANK = (200, 0, 160)  # colour of a pixel with a channel not drawn yet
+SIDE = 128  # least pixels of the longer side of a displayed image, if a whole factor allows it
 GAP = 4  # white pixels between images
-TRACED = 4  # samples whose paths are side by side in one picture
-CHOSEN_FROM = 8  # samples of which the page shows any
+TRACED = 4  # samples with trajectories side by side in one picture
+CHOSEN_FROM = 8  # samples among which the page can switch
 
 
 def has_pictures(domain: Any) -> bool:
@@ -24,7 +24,7 @@ def has_pictures(domain: Any) -> bool:
 def coloured(domain: Any, z: np.ndarray) -> np.ndarray:
     """Returns the RGB images uint8 [..., H, W, 3] of symbols [..., L].
 
-    A pixel of which a channel is a mask, or is not reached yet (-1), has the colour BLANK.
+    A pixel with a channel that is a mask, or not reached yet (-1), has the colour BLANK.
     """
     z = np.asarray(z)
     unknown = (z < 0) | (z >= domain.vocab_size)
@@ -36,12 +36,12 @@ def coloured(domain: Any, z: np.ndarray) -> np.ndarray:
 
 
 def factor(shape: Sequence[int]) -> int:
-    """Returns by which whole number images of a shape (H, W, C) are enlarged."""
+    """Returns the whole factor for enlarging images of a shape (H, W, C)."""
     return max(1, SIDE // max(shape[:2]))
 
 
 def grid(images: np.ndarray, scale: int) -> np.ndarray:
-    """Returns one picture of images [rows, columns, H, W, 3], enlarged without smoothing."""
+    """Arranges images [rows, columns, H, W, 3] in one picture, enlarged without smoothing."""
     rows, columns = images.shape[:2]
     large = images.repeat(scale, axis=2).repeat(scale, axis=3)
     spaced = np.pad(large, [(0, 0)] * 2 + [(0, GAP)] * 2 + [(0, 0)], constant_values=255)
@@ -51,7 +51,7 @@ def grid(images: np.ndarray, scale: int) -> np.ndarray:
 
 
 def square(images: np.ndarray) -> np.ndarray:
-    """Arranges images [N, H, W, 3] in rows, about as many as columns; white fills the last."""
+    """Arranges images [N, H, W, 3] in about as many rows as columns; the last is padded white."""
     columns = math.ceil(math.sqrt(len(images)))
     rows = -(-len(images) // columns)
     filled = np.full((rows * columns, *images.shape[1:]), 255, np.uint8)
@@ -79,9 +79,9 @@ def samples(domain: Any, tokens: np.ndarray, file: Place) -> None:
 def filled_in(
     domain: Any, prompts: Sequence[Any], tokens: np.ndarray, prompt_mask: np.ndarray, file: Place
 ) -> None:
-    """Writes a column for each prompt: the original, what the sampler saw, and the samples.
+    """Writes one column per prompt: the original, the input of the sampler, and the samples.
 
-    prompts: their tokens hold the whole original. tokens [N, L]: as many samples of each prompt
+    prompts: their tokens contain the whole original. tokens [N, L]: equally many samples per prompt
     """
     originals = np.stack([prompt.tokens for prompt in prompts])
     each = tokens.reshape(len(prompts), -1, tokens.shape[-1])

@@ -1,4 +1,4 @@
-"""Prompt tokens and masks from the texts, or the image, that the user gives."""
+"""Prompt tokens and masks from the texts or images given by the user."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -15,9 +15,9 @@ SHOWN = 60  # characters of a text in an error
 
 
 class Resized(NamedTuple):
-    """Way in which a text lies on the positions of a sample if its length changes.
+    """Placement of a text in a sample if its length may change.
 
-    absent  symbol behind the text, which ends with its template
+    absent  symbol after the text, which ends with its template
     masks   number of masks between sample.prompt and sample.suffix
     """
 
@@ -32,7 +32,7 @@ def templates(
     """Returns the prompts of the options, one or several; UserError for text that does not fit.
 
     example  reads the images of sample.image_from, see `inpainting.prompts`
-    resized  None: texts have the length of the sample, and what is behind a template is free
+    resized  None: texts have the length of the sample, and positions after a template are free
     """
     found = _templates(options, domain, length, example, resized)
     if resized is not None:
@@ -41,7 +41,7 @@ def templates(
 
 
 def _closed(prompt: Prompt, absent: int) -> Prompt:
-    """Fixes the absent symbol where the tokens are -1; UserError for a text without masks."""
+    """Sets tokens of -1 to the absent symbol; UserError for a text without masks."""
     behind = prompt.tokens < 0
     if not np.any(~prompt.mask & ~behind):
         raise UserError(
@@ -56,7 +56,7 @@ def _templates(
     options: PromptOptions, domain: Any, length: int,
     example: inpainting.Example | None, resized: Resized | None,
 ) -> list[Prompt]:  # fmt: skip
-    """Returns the prompts, whose free tokens behind the text are -1."""
+    """Returns the prompts; free tokens after the text are -1."""
     if has_pictures(domain):
         return inpainting.prompts(options, domain, example)
     for key in inpainting.OF_IMAGES:
@@ -88,9 +88,10 @@ def _templates(
 
 
 def remarks(options: PromptOptions, prompts: Sequence[Prompt], is_exact: bool) -> list[str]:
-    """Says what a user may not have meant: a template without blanks, and nothing to draw.
+    """Returns remarks on likely mistakes: a template without blanks, or nothing to draw.
 
-    is_exact: whether samples have the law of texts with such a prompt, for the right network
+    is_exact: whether samples follow the conditional distribution given the prompt, for the optimal
+    network
     """
     said = []
     if not is_exact and any(np.asarray(prompt.mask).any() for prompt in prompts):
@@ -114,7 +115,7 @@ def remarks(options: PromptOptions, prompts: Sequence[Prompt], is_exact: bool) -
 
 
 def check_beginnings(prompts: Iterable[Prompt]) -> None:
-    """Raises UserError for prompts, each [L], that are not the beginning of a text that grows."""
+    """Raises UserError for prompts, each [L], that are not the beginning of a growing text."""
     for prompt in prompts:
         if (np.diff(np.asarray(prompt.mask, np.int8)) > 0).any():
             raise UserError(
@@ -125,17 +126,17 @@ def check_beginnings(prompts: Iterable[Prompt]) -> None:
 
 
 def template_lines(options: PromptOptions) -> list[str]:
-    """Returns the templates of the file that the options name, or nothing if they name none."""
+    """Returns the templates of the file in the options; [] if there is none."""
     return [text for _, text in _lines(options.templates)] if options.templates else []
 
 
 def _lines(path: str) -> list[tuple[int, str]]:
-    """Returns (number, template) of the lines that are not empty. Only a line feed ends a line."""
+    """Returns (number, template) of the lines that are not empty; only line feeds end lines."""
     try:
         text = place(path, "sample.templates").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"sample.templates={path} cannot be read: {error}") from error
-    # Editors of Windows put a byte order mark first, which is no text.
+    # Windows editors put a byte order mark first, which is not part of the text.
     lines = enumerate(text.removeprefix("\ufeff").split("\n"), start=1)
     found = [(number, line.replace("\\n", "\n")) for number, line in lines if line]
     if not found:

@@ -1,4 +1,4 @@
-"""Path of a sample from noise to text, and an animated GIF of it."""
+"""Trajectory of a sample from noise to text, and an animated GIF of it."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from md4_jax.generate.pictures import has_pictures
 from md4_jax.runtime.paths import Place
 
 COLUMNS = 72  # characters in a line of the picture
-WIDE = 12  # characters of a token of several; longer ones are cut off
+WIDE = 12  # most characters of a token; longer ones are cut off
 FRAMES = 160  # most frames of an animation; longer paths are thinned out
 TOKENS = 2048  # of a text that an animation shows
 MASK = "\N{MIDDLE DOT}"
@@ -32,15 +32,15 @@ FOOT = 64  # height of the footer
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-    """States of one sequence, with equal neighbours joined.
+    """States of one sequence; equal successive states are merged.
 
-    step         int [F], number of steps taken; idle steps at the end of a window do not count
-    symbol       int [F, L], an index of words, or -1 at positions that no window has reached
+    step         int [F], number of steps taken, without idle steps at the end of a window
+    symbol       int [F, L], an index into words, or -1 at positions not yet reached by a window
     confidence   float [F, L], probability with which the model drew the symbol, 0 for mask or noise
     prompt_mask  bool [L], the tokens that the user fixed
     words        text of each symbol that occurs
-    mask         index of the mask among them, -1 if there is none
-    unit         plural of what a symbol is
+    mask         index of the mask in words, -1 if there is none
+    unit         plural of the name of a symbol
     wide         whether a symbol may be several characters
     """
 
@@ -54,12 +54,12 @@ class Trajectory:
     wide: bool = False
 
     def open(self, index: int) -> np.ndarray:
-        """Returns which positions of a frame still have a mask or noise: bool [L]."""
+        """Returns the positions of a frame that still have a mask or noise: bool [L]."""
         blank = (self.symbol[index] == self.mask) | (self.confidence[index] == 0)
         return blank & ~self.prompt_mask & (self.symbol[index] >= 0)
 
     def label(self, index: int) -> str:
-        """Returns e.g. 'step 12: 30 of 64 tokens drawn'; without masks, how many are final."""
+        """Returns e.g. 'step 12: 30 of 64 tokens drawn'; without masks, the final ones."""
         free, step = ~self.prompt_mask, f"step {self.step[index]}"
         if self.mask < 0:
             same = np.sum(free & (self.symbol[index] == self.symbol[-1]))
@@ -74,13 +74,13 @@ def trajectory(
     tokenizer: Any,
     number: Sequence[np.ndarray] | None = None,
 ) -> Trajectory:
-    """Makes the trajectory of a sampler's frames (z, confidence), both [F, L] for each window.
+    """Makes a trajectory from a sampler's frames (z, confidence), both [F, L] for each window.
 
-    Equal frames become one state, with the probabilities of the last of them. A later window
-    repeats in its first frame the end of the window before, so that this frame is left out.
+    Equal frames become one state, with the probabilities of the last one. The first frame of a
+    later window repeats the end of the previous one and is omitted.
 
-    number  for each window int [F], the number of each frame where some are left out; None: all
-            are there
+    number  for each window int [F], the index of each frame if some are omitted; None: all are
+            included
     """
     steps, states, chances, taken = [], [], [], 0
     number = [np.arange(len(z)) for z in frames[0]] if number is None else number
@@ -108,10 +108,10 @@ def trajectory(
 
 
 def word(tokenizer: Any, symbol: int) -> str:
-    """Text shown for a symbol: a dot for the mask, visible signs for line breaks and tabs.
+    """Returns the displayed text of a symbol: a dot for the mask, signs for line breaks and tabs.
 
-    Nothing is shown for the symbol V + 1, where a text that grows has no token yet, and for -1,
-    where a block of noise is not begun.
+    It is empty for V + 1, a position without a token yet in a growing text, and for -1, a block
+    that has not begun.
     """
     if symbol in (-1, tokenizer.vocab_size + 1):
         return ""
@@ -126,7 +126,7 @@ def word(tokenizer: Any, symbol: int) -> str:
 
 
 def shades(count: int) -> np.ndarray:
-    """Colours from orange for 0 through purple to blue for 1: uint8 [count, 3]."""
+    """Returns colours from orange for 0 through purple to blue for 1: uint8 [count, 3]."""
     place, known = np.linspace(0, len(COLOURS) - 1, count), np.arange(len(COLOURS))
     mixed = np.stack([np.interp(place, known, c) for c in COLOURS.T], axis=1)
     return mixed.round().astype(np.uint8)
@@ -138,7 +138,7 @@ SHADES = [tuple(map(int, shade)) for shade in shades(24)]
 def gif(path: Trajectory, file: Place) -> None:
     """Writes an animation; the colour of a token is the probability with which it was drawn.
 
-    Of a longer text the first TOKENS are shown: no side of a GIF has more than 65,535 pixels.
+    At most the first TOKENS are shown, since a GIF has at most 65,535 pixels per side.
     """
     path = dataclasses.replace(
         path,
@@ -164,8 +164,8 @@ def _font() -> Path:
 
 
 def _images(path: Trajectory, shown: np.ndarray) -> Iterator[Image.Image]:
-    """Yields the frames; each is painted over the last one where it differs."""
-    # 3 times the speed of painting each frame anew, for 256 tokens and 64 frames.
+    """Yields the frames; each repaints only the differences from the last one."""
+    # 3 times as fast as painting complete frames, for 256 tokens and 64 frames.
     places, lines = _layout(path.symbol.shape[1], WIDE if path.wide else 1)
     widest = max(column + width for column, _, width in places)
     size = (2 * MARGIN + max(52, widest) * CELL, 2 * MARGIN + lines * LINE + FOOT)
@@ -184,8 +184,8 @@ def _images(path: Trajectory, shown: np.ndarray) -> Iterator[Image.Image]:
 
 
 def _palette() -> Image.Image:
-    """Makes a palette of all colours on both backgrounds, with blends for the edges of letters."""
-    # Written 10 times as fast as with a palette for each frame, at a quarter of the size.
+    """Makes a palette of all colours on both backgrounds, with blends for edges of letters."""
+    # Writes 10 times as fast as with a palette per frame, at a quarter of the size.
     inks = np.array([*SHADES, INK, PROMPT, BLANK], float)
     share = np.array([1.0, 0.7, 0.4])[:, None, None]
     mixed = [share * inks + (1 - share) * np.array(paper) for paper in (WHITE, NEW)]
@@ -196,7 +196,7 @@ def _palette() -> Image.Image:
 
 
 def _looks(path: Trajectory, index: int, before: int) -> Iterator[tuple]:
-    """Yields (text, colour, background, underlined) of each position; new since frame `before`."""
+    """Yields (text, colour, background, underlined if new since `before`) per position."""
     blank, inks = path.open(index), _inks(path.confidence[index])
     new = (path.symbol[index] != path.symbol[before]) & ~blank & ~path.prompt_mask
     for position, symbol in enumerate(path.symbol[index]):
@@ -241,7 +241,7 @@ def _foot(draw: ImageDraw.ImageDraw, label: str, size: tuple[int, int]) -> None:
 def _layout(count: int, width: int) -> tuple[list[tuple[int, int, int]], int]:
     """Returns (column, line, width) of each position, and the number of lines.
 
-    The grid does not depend on the text, so that masks do not show where words will end.
+    The grid does not depend on the text, so that masks do not reveal the ends of words.
     """
     each = COLUMNS // width
     places = [(n % each * width, n // each, width) for n in range(count)]

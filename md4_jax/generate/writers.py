@@ -13,7 +13,7 @@ from md4_jax.options.guide import ClassifierOptions
 from md4_jax.protocols import Params, Prompt
 from md4_jax.runtime.paths import Place
 
-# Keys of the section `sample` that change no sample, and those that `record` gives other names.
+# Keys of the section `sample` that do not affect samples, and those that `record` renames.
 WITHOUT_EFFECT = ("batch_size", "trace", "judge", "name", "reward")
 
 
@@ -25,9 +25,9 @@ def write_samples(
     facts: dict,
     own: Sequence[dict] = (),
 ) -> Place:
-    """Writes step_N.txt to read and step_N.jsonl for programs, beside older files.
+    """Writes step_N.txt for reading and step_N.jsonl for programs, keeping older files.
 
-    facts, own  what rows of the latter hold besides: all of them, and each of them
+    facts, own  further fields of the JSON rows: common to all rows, and of each row
     """
     stem = _new_stem(directory, step, ".txt")
     body = "\n\n".join(f"--- sample {i} ---\n{text}" for i, text in enumerate(texts))
@@ -52,9 +52,9 @@ def write_samples(
 def write_pictures(
     directory: Place, step: int, domain: Any, samples: Any, prompts: Sequence[Prompt]
 ) -> Place:
-    """Writes step_N.png to look at and step_N.npy, the symbols uint8 [N, H, W, C].
+    """Writes step_N.png, and step_N.npy with the symbols uint8 [N, H, W, C].
 
-    With images as prompts also step_N.inpaint.png: originals, what was left of them, samples.
+    With images as prompts also step_N.inpaint.png: originals, sampler inputs, samples.
     """
     path = directory / f"{_new_stem(directory, step, '.png')}.png"
     pictures.samples(domain, samples.tokens, path)
@@ -76,7 +76,7 @@ def write_rows(directory: Place, step: int, domain: Any, rows: np.ndarray, name:
 
 
 def _new_stem(directory: Place, step: int, ending: str) -> str:
-    """Returns step_N, with a number behind it if there is such a file; makes the directory."""
+    """Returns step_N, with a suffix if the file exists; creates the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     stem, count = f"step_{step:08d}", 1
     while (directory / f"{stem}{ending}").exists():
@@ -86,7 +86,7 @@ def _new_stem(directory: Place, step: int, ending: str) -> str:
 
 
 def of_samples(drawn: Any) -> dict[str, Any]:
-    """Cost and diversity of samples, by name, for a line of JSON."""
+    """Returns cost and diversity of samples, by name, for a line of JSON."""
     used = drawn.evaluations
     return {
         "samples": len(drawn.tokens),
@@ -105,7 +105,7 @@ def of_samples(drawn: Any) -> dict[str, Any]:
 
 
 def trace(samples: Place, drawn: Any, experiment: Any, params: Params) -> list[Place]:
-    """Draws the paths of the first samples, and GenMD4's powers, beside the file of the samples."""
+    """Draws trajectories of the first samples, and GenMD4's powers, beside the samples' file."""
     domain, traced = experiment.domain, drawn.paths[0].z.shape[2]
     found = []
     for n in range(min(traced, len(drawn.tokens))):
@@ -132,9 +132,9 @@ def trace(samples: Place, drawn: Any, experiment: Any, params: Params) -> list[P
 
 
 def record(experiment: Any) -> dict[str, Any]:
-    """Returns what is needed to draw the same samples again, for each row of their file.
+    """Returns the settings needed to draw the same samples again, for each row of their file.
 
-    It holds all keys of the section `sample` that differ from their defaults and have an effect.
+    These are all keys of the section `sample` that differ from their defaults and have an effect.
     """
     asked, own, step = experiment.config["sample"], experiment.sample, experiment.sampler_step
     plain = {
@@ -162,7 +162,7 @@ def record(experiment: Any) -> dict[str, Any]:
 
 
 def of_rows(experiment: Any, labels: Sequence[int] | None) -> list[dict[str, Any]]:
-    """Returns what a row of the file of samples holds of its own: its template and its class.
+    """Returns the fields of each row of the samples' file: its template and its class.
 
     labels  classes of the samples; None: they have none
     """

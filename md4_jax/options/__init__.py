@@ -6,7 +6,7 @@ import re
 
 from md4_jax.protocols import UserError
 
-MOST_STEPS = 2**24  # of sampling
+MOST_STEPS = 2**24  # largest number of sampling steps
 
 
 def check_seed(key: str, seed: int) -> None:
@@ -20,18 +20,19 @@ class DataOptions:
     """Keys of the `data` section for every source.
 
     length              tokens of one sequence
-    separate_documents  attention stays within a document when several are packed into a sequence
-    windows             sequences: "grid" cuts the token stream into adjacent ones, "every" takes
-                        one at every offset when training, "documents" makes one of each document,
-                        cut or padded
-    padding             what fills the rest of a sequence that holds one document: "hidden" tokens,
-                        which do not count, or "end_of_text" tokens, which do
+    separate_documents  whether attention stays within a document if several are packed into a
+                        sequence
+    windows             sequences: "grid" cuts the token stream into adjacent windows, "every" takes
+                        a window at every offset in training, "documents" makes one sequence of each
+                        document, cut or padded
+    padding             padding of a sequence with one document: "hidden" tokens, which do not
+                        count, or "end_of_text" tokens, which do
     turns               answers of a conversation (messages_key) that count: "all", the "last" one,
-                        or "each" in a sequence of its own, which ends with that answer
-    chat_template       file of the chat template that turns conversations into text, or a folder
-                        that has one. "": the tokenizer's
-    store               directory in which the tokens of large texts are kept, gs:// too: all
-                        machines of a pod then use what one of them makes. "": the cache directory
+                        or "each" in a separate sequence that ends with this answer
+    chat_template       file of the chat template that formats conversations, or a folder that
+                        contains one. "": the tokenizer's
+    store               directory for the tokens of large texts, also gs://, so that all machines of
+                        a pod use the tokens made by one. "": the cache directory
     detokenise          name of the rules of data/detokenise.py that turn the tokens of a corpus
                         back into text: wikitext, ptb, lm1b, lambada, scientific_papers. "": none
     """
@@ -60,7 +61,7 @@ class DataOptions:
 
 @dataclasses.dataclass(frozen=True)
 class MeshOptions:
-    """Sizes of the mesh axes; data=0 takes all devices that the others leave."""
+    """Sizes of the mesh axes; data=0: all remaining devices."""
 
     data: int = 0
     fsdp: int = 1
@@ -75,8 +76,7 @@ class TrainOptions:
     microbatches  number of parts of a batch, computed one after another; 0: chosen by
                   training/microbatches.py
     seconds  wall-clock budget of training; 0: none
-    initial  directory of another run; training starts from the moving average of its parameters.
-             "": none
+    initial  directory of another run; training starts from its averaged parameters. "": none
     trainable  regular expression: parameters of the network whose path contains a match are
              trained, the others are frozen; "": the adapters if there are any
              (network.lora_rank), otherwise all
@@ -130,9 +130,9 @@ class SampleOptions:
     block       size of blocks that are sampled one after another, each given those before it; 0:
                 objective.block if there is one, else the whole text
     memory      number of tokens of earlier blocks that a block sees; 0: as in training
-    cached      whether their keys and values are cached, or computed again for each block
-    dual_cache  whether a block also sees the later tokens, through keys and values that are
-                computed once for each block (Fast-dLLM)
+    cached      whether their keys and values are cached instead of recomputed for each block
+    dual_cache  whether a block also sees the later tokens, by keys and values that are computed
+                once per block (Fast-dLLM)
     next_token  whether the first token of a block is the most likely one after the previous block,
                 for shifted networks (Fast-dLLM v2) and those with a causal context (Nemotron)
     stop        with blocks, the token that ends a text early: 'end_of_text', or an entry of the
@@ -144,9 +144,9 @@ class SampleOptions:
     label       class of the samples, for a network with classes; -1: no class or, for a network
                 that was trained with label_dropout=0, a random class for each sample
     guidance    weight w of classifier-free guidance: each step follows p(x | label)^w p(x)^(1 - w).
-                Without a label it is the weight of the prompt
-    exclude     entries of the vocabulary, with spaces between them, that are never drawn
-    batch_size  number of sequences that are sampled at once
+                Without a label the condition is the prompt
+    exclude     vocabulary entries, separated by spaces, that are never drawn
+    batch_size  number of sequences sampled at once
     seed        random seed; sample i depends only on the seed and i
     trace       whether to write an animation of how the first sample is generated
     judge       model whose bound on -log p of the samples is reported: '' none, 'self', or the
@@ -201,8 +201,8 @@ class PromptOptions:
     template   text in which each `blank` is one token to be filled; tokens after it are free
     templates  file with a template in each line, sampled `num` times each; a line break within a
                template is written \\n
-    blank      the visible character of a token to be filled
-    inpaint    image file of the size of the data, of which a part is filled in
+    blank      the character that marks a token to be filled
+    inpaint    image file of the size of the data, to be filled in partly
     image_from examples of the data instead of a file, by split and number: test:3, or test:0,3,7
     mask       image file of the same size: its white pixels are filled in
     box        rectangle that is filled in, instead of a mask: top,left,height,width
@@ -260,7 +260,7 @@ class CheckpointOptions:
                 raise UserError(f"checkpoint.{name} must be at least {smallest}, not {value}")
 
     def is_due(self, step: int) -> bool:
-        """Returns whether this step is saved, whatever the time and the evaluations."""
+        """Returns whether this step is saved independently of time and evaluations."""
         return any(every and step % every == 0 for every in (self.every, self.keep_every))
 
 
@@ -268,7 +268,7 @@ class CheckpointOptions:
 class EvalOptions:
     """The `eval` section: which checkpoint is evaluated and sampled.
 
-    checkpoint  "newest"; "best", by the evaluator that checkpoint.best names; or its step
+    checkpoint  "newest"; "best", by the evaluator in checkpoint.best; or a step
     """
 
     checkpoint: str | int = "newest"

@@ -1,4 +1,4 @@
-"""Keys of the section `sample` that name a classifier, towards whose class samples are guided."""
+"""Keys of the section `sample` for classifier guidance."""
 
 import dataclasses
 import math
@@ -12,11 +12,11 @@ METHODS = ("exact", "taylor")
 class ClassifierOptions:
     """Keys of the `sample` section for guidance by a classifier: docs/samplers.md#classifiers.
 
-    classifier           directory of a run with objective.name=classifier, whose class sample.label
-                         samples are guided to; '': none
+    classifier           directory of a run with objective.name=classifier; samples are guided
+                         towards its class sample.label. '': none
     classifier_strength  gamma in p(z_s | z_t) p(y | z_s)^gamma. 0: no guidance; 1: p(z_s | z_t, y)
-    classifier_method    exact: the classifier reads every sequence that differs from z_t in one
-                         token; taylor: one evaluation and its gradient stand for all of them
+    classifier_method    exact: the classifier evaluates every sequence that differs from z_t in one
+                         token; taylor: a first-order approximation from one evaluation and gradient
     """
 
     classifier: str = ""

@@ -1,4 +1,4 @@
-"""Sections of the config that choose parts of the program: bench and plan."""
+"""Config sections that select parts of the program: bench and plan."""
 
 import dataclasses
 
@@ -30,11 +30,11 @@ class _Parts:
 class BenchOptions(_Parts):
     """The `bench` section.
 
-    parts       what is timed: train, eval, sample, data
+    parts       parts to time: train, eval, sample, data
     windows     number of repetitions; the table has their median, minimum and maximum
     seconds     least duration of a repetition
-    random_tokens  size of a vocabulary of random tokens, for which no data are needed; 0: the
-                config's data and tokenizer
+    random_tokens  vocabulary size of random tokens, which need no data; 0: the config's data and
+                tokenizer
     names       number of the slowest operations to list, by their names in the source; 0: none
     """
 
@@ -57,13 +57,12 @@ class BenchOptions(_Parts):
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions(_Parts):
-    """The `plan` section: what --mode plan compiles, and for which devices.
+    """The `plan` section: programs and devices of --mode plan.
 
     topology    v5e:16x16, v5p:4x4x8, v6e:8x8 (these need libtpu), a100:8, h100:8,
                 h200:8 (CUDA's libraries), cpu:8
     parts       programs to compile: train, eval, sample
-    random_tokens  size of the vocabulary, for which no data are needed; 0: that of the config's
-                tokenizer
+    random_tokens  vocabulary size, to plan without data; 0: that of the config's tokenizer
     """
 
     topology: str = "v5e:8x8"

@@ -1,1 +1,1 @@
-"""Benchmarks, and compilation for devices that are absent."""
+"""Benchmarks, and ahead-of-time compilation for absent devices."""

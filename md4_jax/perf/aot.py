@@ -1,4 +1,4 @@
-"""Compiles a config for devices that are absent, and counts bytes, FLOPs and collectives."""
+"""Compiles a config for absent devices, and counts bytes, FLOPs and collectives."""
 
 import math
 import re
@@ -33,14 +33,16 @@ from md4_jax.training.precision import abstract_params
 
 
 class Plan(NamedTuple):
-    """Compiled program on one chip; flops, moved and collectives of all windows of a sample.
+    """Figures of a compiled program on one chip.
+
+    For a sampler, flops, moved and collectives are sums over all windows of a sample.
 
     arguments, outputs, temporaries  bytes; outputs without donated arguments
     moved                            bytes read and written in memory, by `hlo.traffic`
     collectives                      {kind: (count, bytes received)}, by `hlo.traffic`
     flops                            by the formula of `bench`
-    counted, accessed                FLOPs and bytes by the compiler, which counts a loop's body
-                                     once; 0 of GPUs, for which it does not count
+    counted, accessed                FLOPs and bytes counted by the compiler, with the body of a
+                                     loop counted once; 0 on GPUs, where it does not count
     compile                          seconds
     """
 
@@ -60,7 +62,7 @@ class Plan(NamedTuple):
 
 
 def sizes(experiment: Experiment) -> dict[str, int]:
-    """Returns the numbers in the network's arrays, its depth and width, and a sequence's length."""
+    """Returns the number of parameters, depth and width of the network, and the sequence length."""
     params = abstract_state(experiment).whole["network"]
     network = experiment.config["network"]
     return {
@@ -71,10 +73,10 @@ def sizes(experiment: Experiment) -> dict[str, int]:
 
 
 def plan(experiment: Experiment) -> dict[str, Plan]:
-    """Compiles the chosen of training step, evaluation step and sampler."""
+    """Compiles the selected programs: training step, evaluation step and sampler."""
     programs = {"train": _train, "eval": _eval, "sample": _sample}
     if "sample" in experiment.plan.chosen:
-        sample_rows(experiment)  # what cannot be planned is told before anything is compiled
+        sample_rows(experiment)  # reports what cannot be planned before compiling
     return {name: programs[name](experiment) for name in experiment.plan.chosen}
 
 
@@ -129,7 +131,7 @@ def _sample(experiment: Experiment) -> Plan:
 
 
 def _batch(experiment: Experiment, rows: int, changes: Mapping[str, Any] | None = None) -> Batch:
-    """Describes a batch; changes: keys of the `data` section that differ."""
+    """Returns the shapes of a batch; changes: overridden keys of the `data` section."""
     split, data = batch_sharding(experiment.mesh), data_of(experiment, changes)
     shape = (rows, data["length"])
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=split)
@@ -144,9 +146,9 @@ def _batch(experiment: Experiment, rows: int, changes: Mapping[str, Any] | None 
 def _compiled(
     experiment: Experiment, fn: Callable, flops: float, *arguments: Any, rounds: int = 1
 ) -> Plan:
-    """Compiles a program; rounds: iterations of loops whose length depends on the data."""
+    """Compiles a program; rounds: iterations of loops with a data-dependent length."""
     began = time.perf_counter()
-    # Not jax.set_mesh, which would compute constants on these devices.
+    # Not jax.set_mesh, which would compute constants on the absent devices.
     with jax.sharding.use_abstract_mesh(experiment.mesh.abstract_mesh):
         lowered = fn.lower(*arguments)
     try:
@@ -182,7 +184,7 @@ def _compiled(
 
 
 def table(plans: Mapping[str, Plan], chip: Chip | None) -> str:
-    """Formats plans as a Markdown table, with the time of each resource if a chip is given."""
+    """Formats plans as a Markdown table, with the time per resource if a chip is given."""
     lines = [
         "| program | arguments | outputs | temporaries | GFLOP a chip | moved | collectives "
         "| least seconds: compute, memory, links | utilisation at most | compile s |",
@@ -201,7 +203,7 @@ def table(plans: Mapping[str, Plan], chip: Chip | None) -> str:
 
 
 def seconds(p: Plan, chip: Chip) -> tuple[float, float, float]:
-    """Returns the seconds that arithmetic, memory and links each need alone, at published rates."""
+    """Returns the seconds for only arithmetic, memory or links, at published rates."""
     received = sum(size for _, size in p.collectives.values())
     return p.flops / chip.flops, p.moved / chip.bandwidth, received / chip.links
 
@@ -223,7 +225,7 @@ def check_fits(plans: Mapping[str, Plan], chip: Chip, experiment: Experiment) ->
 
 
 def remedies(experiment: Experiment) -> str:
-    """Names the keys that would lower the memory of this config, of any network."""
+    """Names the keys that would reduce the memory of this config."""
     network, shape = experiment.config["network"], experiment.mesh.shape
     stronger = {"none": "network.remat=dots or full", "dots": "network.remat=full"}
     words = [stronger.get(network.get("remat"), "")]

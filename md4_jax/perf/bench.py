@@ -1,4 +1,4 @@
-"""Times each part of a config on this machine, beside the machine's own matrix rate."""
+"""Times each part of a config on this machine, relative to its matrix product rate."""
 
 import math
 import os
@@ -47,16 +47,16 @@ class Part(NamedTuple):
     """One timed program.
 
     call       runs it once and returns arrays to wait for
-    tokens     processed in a call
+    tokens     number of tokens processed per call
     flops      of the compiled program: on CPUs its matrix products (`hlo.traffic`), elsewhere the
-               compiler's count, in which a loop's body counts once; 0 for a sampler, whose loops
-               depend on the data, and for the input
-    model      FLOPs by the network's formula: for a training step three forward passes, for a
-               sampler whole evaluations, of which it may need only a part
+               compiler's count, which counts a loop's body once; 0 for a sampler, because its
+               loops depend on the data, and for the input
+    model      FLOPs by the network's formula: three forward passes for a training step, complete
+               evaluations for a sampler, which may need only a part of each
     compile    seconds
-    temporary, arguments  bytes of one device
-    evaluations  network evaluations of a sequence in a call of a sampler
-    text       of the compiled program; "" for the input
+    temporary, arguments  bytes per device
+    evaluations  network evaluations per sequence in a call of a sampler
+    text       HLO text of the compiled program; "" for the input
     """
 
     call: Callable[[], Any]
@@ -71,9 +71,9 @@ class Part(NamedTuple):
 
 
 def bench(experiment: Experiment, corpus: Corpus | None) -> dict[str, Any]:
-    """Times the chosen parts; returns {part: numbers} for a JSON line and for `table`.
+    """Times the selected parts; returns {part: numbers} for a JSON line and for `table`.
 
-    UserError for bench.names on a GPU that would hide the names, and for samples of `sample_rows`.
+    UserError for bench.names if CUDA graphs would hide the names, and as from `sample_rows`.
     """
     options = experiment.bench
     if "sample" in options.chosen:
@@ -97,7 +97,7 @@ def bench(experiment: Experiment, corpus: Corpus | None) -> dict[str, Any]:
 
 
 def window(call: Callable[[], Any], seconds: float) -> float:
-    """Returns seconds per call, over as many calls as fill the given time."""
+    """Returns the seconds per call, over as many calls as fit into the given time."""
     if jax.process_count() > 1:
         return window_together(call, seconds)
     count, began = 0, time.perf_counter()
@@ -112,9 +112,10 @@ def window(call: Callable[[], Any], seconds: float) -> float:
 
 
 def window_together(call: Callable[[], Any], seconds: float) -> float:
-    """Returns the same in several processes, which wait for each other in a program.
+    """Returns the same as `window` for several processes, which wait for each other in a program.
 
-    So they must call it equally often, as often as fills the time of the fastest.
+    So all of them must make the same number of calls: the number that fills the time of the
+    fastest.
     """
     began = time.perf_counter()
     jax.block_until_ready(call())
@@ -158,7 +159,7 @@ def _numbers(part: Part, rows: list[float], rates: list[float]) -> dict[str, flo
 
 
 def matrix_product(experiment: Experiment) -> Part:
-    """Makes the square product of the network's operands, whose rate is 100% utilisation."""
+    """Makes a square product of the network's operand type; its rate defines 100% utilisation."""
     side = MATRIX.get(jax.default_backend(), OTHER_MATRIX)
     dtype = jnp.dtype(experiment.config["network"].get("dtype", "float32"))
     total = dtype
@@ -187,7 +188,7 @@ def _compiled(fn: Callable, *arguments: Any):
 
 
 def _batch(experiment: Experiment, size: int, changes: Mapping[str, Any] | None = None) -> Batch:
-    """Makes a batch of random tokens; changes: keys of the `data` section that differ."""
+    """Makes a batch of random tokens; changes: overridden keys of the `data` section."""
     generator, data = np.random.default_rng(0), data_of(experiment, changes)
     shape = (size, data["length"])
     tokens = generator.integers(0, experiment.domain.vocab_size, shape, dtype=np.int32)
@@ -253,7 +254,7 @@ def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
 
     facts["flops"] = 0.0
     used = sampler.calls * sum(float(np.mean(to_host(chain.evaluations))) for chain in call())
-    # With blocks an evaluation is of one block. Appending to the cache is not counted.
+    # With blocks, an evaluation is for one block. Appending to the cache is not counted.
     window = prompts[0].tokens.shape[1]
     size = sample_block(experiment) or window
     of_one = math.nan if guide else forward_flops(experiment, own["network"], length=window)
@@ -271,7 +272,7 @@ MAKERS = {"train": _train, "eval": _eval, "sample": _sample, "data": _data}
 
 
 def table(result: dict[str, Any]) -> str:
-    """Formats the numbers as a Markdown table, and after it the names of each part."""
+    """Formats the numbers as a Markdown table, followed by the operation names of each part."""
     head = (
         "| part | s (min-max) | tokens/s | GFLOP (formula; compiler) | "
         "of the matrix rate (formula; compiler) | compile s | peak RSS GiB |"

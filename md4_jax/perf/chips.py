@@ -1,4 +1,4 @@
-"""Chips that programs are compiled for without having them, and their published numbers."""
+"""Chips for ahead-of-time compilation without the hardware, and their published numbers."""
 
 import os
 from typing import NamedTuple
@@ -13,10 +13,10 @@ class Chip(NamedTuple):
     """Published numbers of a chip.
 
     memory     bytes
-    flops      in bfloat16, a second
-    bandwidth  bytes that it reads or writes in its memory, a second
-    links      bytes that it can receive from other chips over all links at once, a second. Numbers
-               that are published as bidirectional count what it sends too, and are twice as high
+    flops      bfloat16 FLOPs per second
+    bandwidth  bytes per second that it reads or writes in its memory
+    links      bytes per second that it can receive from other chips over all links together.
+               Published bidirectional numbers include sending and are twice as high
     """
 
     memory: float
@@ -26,13 +26,13 @@ class Chip(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Facts of a GPU that XLA asks for to compile for it.
+    """Facts about a GPU that XLA needs for compiling for it.
 
-    kind     its name as CUDA gives it
-    major    of its compute capability
-    cores    multiprocessors
-    shared   bytes of shared memory of a multiprocessor
-    cache    bytes of the second cache
+    kind     name according to CUDA
+    major    major version of the compute capability
+    cores    number of multiprocessors
+    shared   bytes of shared memory per multiprocessor
+    cache    bytes of the L2 cache
     clock    GHz
     """
 
@@ -45,8 +45,8 @@ class Target(NamedTuple):
 
 
 CHIPS = {
-    # Links of TPUs: 2400, 1600, 4800 and 3584 Gbit/s a chip, of one direction (v5e and v5p are
-    # published as 400 and 1200 GB/s of both).
+    # Links of TPUs: 2400, 1600, 4800 and 3584 Gbit/s per chip in one direction (published for v5e
+    # and v5p: 400 and 1200 GB/s in both).
     "TPU v4": Chip(32 * 2**30, 275e12, 1228e9, 300e9),
     "TPU v5 lite": Chip(16 * 2**30, 197e12, 819e9, 200e9),
     "TPU v5": Chip(95 * 2**30, 459e12, 2765e9, 600e9),
@@ -66,7 +66,7 @@ TARGETS = {
 def devices_of(topology: str) -> list:
     """Returns the devices of 'v5e:16x16' (needs libtpu), 'h100:8' (CUDA's libraries) or 'cpu:8'.
 
-    UserError for others, and for a library that is not there.
+    UserError for others, and if the library is missing.
     """
     kind, _, shape = topology.partition(":")
     if kind == "cpu":
@@ -78,7 +78,7 @@ def devices_of(topology: str) -> list:
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={shape or 8}"
             )
         return here[: int(shape)]
-    # There is no chip to query, and constants are computed on this machine.
+    # There is no chip to query; constants are computed on this machine.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     jax.config.update("jax_platforms", "cpu")
@@ -102,7 +102,7 @@ def _tpus(topology: str) -> list:
 
 
 def _gpus(target: Target, count: str) -> list:
-    """Returns GPUs of one machine."""
+    """Returns the GPUs of one machine."""
     from jax.experimental import topologies
 
     if not count.isdigit() or not int(count):
@@ -114,7 +114,7 @@ def _gpus(target: Target, count: str) -> list:
 
 
 def described(target: Target) -> str:
-    """Writes XLA's GpuTargetConfigProto as text."""
+    """Formats XLA's GpuTargetConfigProto as text."""
     chip = CHIPS[target.kind]
     numbers = {
         "threads_per_block_limit": 1024,

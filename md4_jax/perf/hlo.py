@@ -1,8 +1,8 @@
-"""Reads a compiled program's text: its work, and its traffic in memory and over links.
+"""Analysis of a compiled program's HLO text: FLOPs, and traffic in memory and over links.
 
-A loop's body counts as often as it runs, unlike in the compiler's own count. Of a conditional only
-the cheapest branch counts, since the others are for rare cases that exceed a capacity; in the scope
-`LIKELY` the costliest, since the others are for rare faults.
+The body of a loop counts once per iteration, unlike in the compiler's own count. For a conditional
+only the cheapest branch counts, since the others handle rare overflows of a capacity; in the scope
+`LIKELY` it is the most expensive one, since the others handle rare faults.
 """
 
 import collections
@@ -26,7 +26,7 @@ FREE = (
 class Traffic(NamedTuple):
     """Work of one device: bytes read and written in memory, {collective: (count, bytes)}.
 
-    products: FLOPs of what the text calls `dot` or `convolution`, as it does for CPUs.
+    products: FLOPs of the instructions `dot` and `convolution`, which CPU programs contain.
     """
 
     moved: float
@@ -35,7 +35,7 @@ class Traffic(NamedTuple):
 
 
 def traffic(text: str, unknown: int = 1) -> Traffic:
-    """Sums the traffic of a program; a loop without a stated length runs `unknown` times.
+    """Sums the traffic of a program; a loop with unknown length counts `unknown` times.
 
     Bytes that a device receives for a result of n bytes over g devices: all-gather and
     all-to-all n (g - 1) / g, reduce-scatter n (g - 1), all-reduce 2 n (g - 1) / g, permute n.
@@ -75,7 +75,7 @@ def _received(part: Traffic) -> float:
 def _product(line: Instruction, body: Mapping[str, Instruction]) -> float:
     """FLOPs of a `dot` or `convolution`: two for each entry of the result and each summed index.
 
-    Of a convolution also those of neighbours outside of the image count.
+    For a convolution this includes neighbours outside the image.
     """
     if line.op == "convolution" and line.operands[1] in body:
         axes = re.search(r"dim_labels=\w+?_(\w+?)->", line.more)[1]
@@ -90,7 +90,7 @@ def _product(line: Instruction, body: Mapping[str, Instruction]) -> float:
 
 
 def _called(line: Instruction, bodies: Mapping, unknown: int) -> list[tuple[int, list[str]]]:
-    """Lists (times, computations of which one runs) of an instruction."""
+    """Lists (count, alternative computations) called by an instruction."""
     if line.op == "while":
         body = re.search(r"body=%?([\w.\-]+)", line.more)
         return [(_trips(line, bodies) or unknown, [body[1]])]
@@ -103,7 +103,7 @@ def _called(line: Instruction, bodies: Mapping, unknown: int) -> list[tuple[int,
 
 
 def _trips(line: Instruction, bodies: Mapping) -> int:
-    """Returns how often a loop runs, or 0 if the text does not state it."""
+    """Returns the trip count of a loop, or 0 if the text does not state it."""
     known = re.search(r'known_trip_count":\{"n":"(\d+)"', line.more)
     if known:
         return int(known[1])
@@ -115,7 +115,7 @@ def _trips(line: Instruction, bodies: Mapping) -> int:
 
 
 def _moved(line: Instruction, body: Mapping, bodies: Mapping) -> float:
-    """Bytes that an instruction reads and writes; of a slice only the slice."""
+    """Bytes that an instruction reads and writes; for a slice, only the slice."""
     if line.op in FREE or line.op.endswith("-done"):
         return 0.0
     if line.op == "slice-start":  # ((operand), result, ...)
@@ -155,23 +155,23 @@ def _callee(line: Instruction) -> str:
 
 
 def _ends(inside: Mapping[str, Instruction]) -> bool:
-    """Returns whether a fusion ends a collective that another one has begun."""
+    """Returns whether a fusion ends a collective that another fusion has started."""
     return any("AsyncCollectiveDone" in line.more for line in inside.values())
 
 
 def _continues(name: str, inside: Mapping[str, Instruction]) -> bool:
-    """Returns whether a fusion goes on with, or ends, a collective that another one has begun.
+    """Returns whether a fusion continues or ends a collective that another fusion has started.
 
-    On TPUs fusions between the first and the last one compute something else meanwhile. All of them
-    contain the collective.
+    On TPUs the fusions between the first and the last one overlap other computations with the
+    collective. All of them contain it.
     """
     return name.startswith("async_collective_fusion") or _ends(inside)
 
 
 def _beside_collective(inside: Mapping[str, Instruction]) -> dict[str, Instruction]:
-    """Returns what a fusion computes beside a collective that was begun elsewhere.
+    """Returns the instructions of a fusion other than a collective that was started elsewhere.
 
-    The collective is left out, and so is what is only passed on.
+    Omits the collective and values that are only passed through.
     """
     passed = [i.name for i in inside.values() if i.op in ("parameter", *COLLECTIVES)]
     kept = {i.name: i for i in inside.values() if i.op not in COLLECTIVES}
@@ -183,13 +183,13 @@ def _beside_collective(inside: Mapping[str, Instruction]) -> dict[str, Instructi
 
 
 def _parameter(number: int, inside: Mapping[str, Instruction]) -> str:
-    """Returns the name of a fusion's operand by its number, '' if there is none."""
+    """Returns the name of a fusion's operand by its index, '' if there is none."""
     found = (i.name for i in inside.values() if i.op == "parameter" and i.operands == [str(number)])
     return next(found, "")
 
 
 def _read(name: str, inside: Mapping[str, Instruction], bodies: Mapping) -> float:
-    """Bytes that a fusion reads of an array: only slices if it uses nothing else of it."""
+    """Bytes that a fusion reads from an array: only slices, if it uses nothing else."""
     read = 0.0
     for user in [i for i in inside.values() if name in i.operands]:
         first = user.operands[0] == name
@@ -206,7 +206,7 @@ def _read(name: str, inside: Mapping[str, Instruction], bodies: Mapping) -> floa
 
 
 def _written(inside: Mapping[str, Instruction]) -> float:
-    """Bytes that a fusion writes: only the update if it updates an array in place."""
+    """Bytes that a fusion writes: only the update, if it updates an array in place."""
     root = next((i for i in inside.values() if i.more.startswith("ROOT ")), None)
     if root is None:
         return math.inf
@@ -223,7 +223,7 @@ def _written(inside: Mapping[str, Instruction]) -> float:
 
 
 def _collective(line: Instruction, computation: str) -> tuple[str, float]:
-    """Returns (kind, bytes received by a device) of a collective, ('', 0) of another."""
+    """Returns (kind, bytes received by a device) of a collective, else ('', 0)."""
     kind = line.op.removesuffix("-start")
     if kind not in COLLECTIVES:
         return "", 0.0

@@ -1,10 +1,10 @@
-"""Parses the text of a compiled program."""
+"""Parser for the HLO text of a compiled program."""
 
 import math
 import re
 from typing import NamedTuple
 
-# Of types whose name does not say it.
+# Bytes of types without a size in their name.
 BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}
 
 

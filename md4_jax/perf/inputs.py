@@ -1,4 +1,4 @@
-"""Inputs of the programs of a config, as its data and samples make them."""
+"""Inputs of the programs of a config, with the shapes of its data and samples."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from md4_jax.samplers.batches import Sampler, make_sampler, windows
 
 
 def data_of(experiment: Experiment, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the `data` section with all keys; changes: those that an evaluator's data have."""
+    """Returns the `data` section with all keys; changes: keys overridden by an evaluator."""
     own, changes = experiment.config["data"], changes or {}
     is_same = changes.get("name", own["name"]) == own["name"]
     return {**dataclasses.asdict(experiment.data), **(own if is_same else {}), **changes}
@@ -24,24 +24,24 @@ def context_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the int32 context of a batch of tokens [B, L].
 
-    changes: keys of the `data` section that differ
+    changes: overridden keys of the `data` section
     """
     found = {"segments": shape} if _has_segments(data_of(experiment, changes)) else {}
     return found | ({"label": shape[:1]} if _has_labels(experiment, changes) else {})
 
 
 def _has_segments(data: Mapping[str, Any]) -> bool:
-    """Returns whether batches of a `data` section say which tokens see each other.
+    """Returns whether batches of a `data` section contain segments for attention.
 
-    They do if documents are told apart, and if texts are filled up with tokens that do not count.
+    They do if documents are separated, or if texts are padded with tokens that do not count.
     """
     return data["separate_documents"] or (has_rows(data) and data["padding"] == "hidden")
 
 
 def _has_labels(experiment: Experiment, changes: Mapping[str, Any] | None) -> bool:
-    """Returns whether batches have the class of each sequence: those of a network with classes.
+    """Returns whether batches contain the class of each sequence, for a network with classes.
 
-    changes: keys of an evaluator's data, which may be without them
+    changes: keys of an evaluator's data, which may have no classes
     """
     if not experiment.config["network"].get("classes", 0):
         return False
@@ -51,9 +51,9 @@ def _has_labels(experiment: Experiment, changes: Mapping[str, Any] | None) -> bo
 
 
 def sample_rows(experiment: Experiment) -> int:
-    """Returns the number of samples that are drawn at once: a batch, which the mesh can split.
+    """Returns the number of samples drawn at once: a batch that the mesh can split.
 
-    UserError for samples of which the plain sampler is not the program.
+    UserError for samples that are not drawn by the plain sampler's program.
     """
     if experiment.network.classifies:
         raise UserError(
@@ -77,7 +77,7 @@ def sample_rows(experiment: Experiment) -> int:
 
 
 def sampler_of(experiment: Experiment) -> Sampler:
-    """Returns the sampler of the experiment, with its guide if it has one, without a trace."""
+    """Returns the sampler of the experiment, with its guide if any, without a trace."""
     return make_sampler(
         experiment.network,
         experiment.loop,
@@ -89,9 +89,9 @@ def sampler_of(experiment: Experiment) -> Sampler:
 
 
 def sample_prompts(experiment: Experiment, rows: int) -> list[Prompt]:
-    """Returns the prompts [rows, L] of the windows of samples: what the windows before have drawn.
+    """Returns the prompts [rows, L] of the windows of samples: tokens of the previous windows.
 
-    The first has none. Without sample.stride there is one window, which is the whole sample.
+    The first window has none. Without sample.stride, a single window is the whole sample.
     """
     length, window = sample_length(experiment), sample_window(experiment)
     known, found = np.zeros(length, bool), []
@@ -103,7 +103,7 @@ def sample_prompts(experiment: Experiment, rows: int) -> list[Prompt]:
 
 
 def completed(objective: Objective, batch: Batch, rewards: Any) -> Batch:
-    """Returns the batch with what else the objective learns from; rewards [B] are any numbers."""
+    """Adds the other inputs of the objective to the batch; rewards [B] may be any numbers."""
     if objective.needs.preferences:
         batch = batch._replace(rejected=batch.tokens)
     if objective.needs.rewards:

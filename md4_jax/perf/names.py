@@ -1,4 +1,4 @@
-"""Time of a compiled program's operations, by the names that they have in the source."""
+"""Time of a compiled program's operations, by their names in the source."""
 
 import collections
 import re
@@ -14,13 +14,13 @@ from md4_jax.protocols import UserError
 CALLS = 3
 OP_NAME = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = .*?op_name=\"([^\"]*)\"", re.MULTILINE)
 WRAPPED = re.compile(r"(?:transpose|jvp|vmap|jit|checkpoint|remat)\((.*)\)")
-# Switches CUDA graphs off.
+# Disables CUDA graphs.
 GRAPHS = "--xla_gpu_enable_command_buffer="
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 class Event(NamedTuple):
-    """Run of an instruction of the program on one thread, in nanoseconds."""
+    """Execution of one instruction on one thread, in nanoseconds."""
 
     instruction: str
     start: float
@@ -28,7 +28,7 @@ class Event(NamedTuple):
 
 
 def check_shown(platform: str, flags: str) -> None:
-    """Raises UserError where operations run in CUDA graphs, of which a trace shows no more."""
+    """Raises UserError if operations run in CUDA graphs, which hide them in a trace."""
     if platform == "gpu" and GRAPHS not in flags.split():
         raise UserError(
             f"bench.names on a GPU needs XLA_FLAGS={GRAPHS} in front of the command: operations in "
@@ -37,15 +37,16 @@ def check_shown(platform: str, flags: str) -> None:
 
 
 def by_name(text: str, call: Callable[[], Any]) -> dict[str, float]:
-    """Traces a few calls of a program; returns seconds a call of each name, longest first.
+    """Traces a few calls of a program; returns {name: seconds per call}, longest first.
 
-    text: of the compiled program, which has the source's names of its instructions. Threads add up.
+    text: HLO text of the compiled program, with the source names of its instructions. Times of
+    threads are summed.
     """
     names = {instruction: label(name) for instruction, name in OP_NAME.findall(text)}
     spent = collections.Counter()
     for line in traced(call):
         for instruction, nanoseconds in own_times(line):
-            # An instruction of the compiler's own has no name: its kind.
+            # An instruction made by the compiler has no source name; its kind is used.
             name = names.get(instruction) or re.sub(r"[.\d]+$", "", instruction)
             spent[name] += 1e-9 * nanoseconds / CALLS
     return dict(spent.most_common())
@@ -54,7 +55,7 @@ def by_name(text: str, call: Callable[[], Any]) -> dict[str, float]:
 def label(name: str) -> str:
     """Shortens 'jit(f)/transpose(jvp(Net))/blocks_3/dot_general' to 'Net/blocks/dot_general, back'.
 
-    Layers add up, since their numbers are left out.
+    Omits layer numbers, so that layers are summed.
     """
     parts: list[str] = []
     for part in name.split("/")[1:]:
@@ -67,7 +68,7 @@ def label(name: str) -> str:
 
 
 def traced(call: Callable[[], Any]) -> Iterator[list[Event]]:
-    """Runs a program under JAX's profiler; yields the instructions of each thread or stream."""
+    """Runs a program under JAX's profiler; yields the instructions per thread or stream."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(CALLS):
@@ -86,7 +87,7 @@ def _instructions(events: Iterable[Any]) -> Iterator[Event]:
 
 
 def own_times(line: Iterable[Event]) -> Iterator[tuple[str, float]]:
-    """Yields (instruction, nanoseconds) without those of the instructions that ran inside it."""
+    """Yields (instruction, nanoseconds), excluding instructions that ran inside it."""
     open_: list[list] = []  # [event, nanoseconds inside of it], the innermost last
 
     def closed(until: float) -> Iterator[tuple[str, float]]:
@@ -103,7 +104,7 @@ def own_times(line: Iterable[Event]) -> Iterator[tuple[str, float]]:
 
 
 def summary(seconds: dict[str, float], rows: int) -> dict[str, Any]:
-    """Sums matrix products and all else, in seconds a call, and keeps the longest `rows` names."""
+    """Sums matrix products and the rest, in seconds per call; keeps the `rows` longest names."""
     products = sum(each for name, each in seconds.items() if is_product(name))
     other = sum(seconds.values()) - products
     return {"products": products, "other": other, "longest": dict(list(seconds.items())[:rows])}
@@ -124,5 +125,5 @@ def table(part: str, found: dict[str, Any]) -> str:
 
 
 def is_product(name: str) -> bool:
-    """Whether an operation is a matrix product or a convolution."""
+    """Returns whether an operation is a matrix product or a convolution."""
     return name.removesuffix(", back").rpartition("/")[2] in PRODUCTS

@@ -1,4 +1,4 @@
-"""Floating-point operations of a program by the formula of its network."""
+"""Floating-point operations of a program, by the formula of its network."""
 
 import functools
 import math
@@ -12,7 +12,7 @@ from md4_jax.samplers.chain import rounds_of
 def forward_flops(
     experiment: Experiment, params: Any, objective: Objective | None = None, length: int = 0
 ) -> float:
-    """Returns the FLOPs of a forward pass per token by the network's formula, nan without one.
+    """Returns the FLOPs of a forward pass per token by the network's formula; nan without one.
 
     length: tokens of a sequence; 0: those of training
     """
@@ -25,7 +25,7 @@ def forward_flops(
 def training_flops(experiment: Experiment, state: Any) -> float:
     """Returns the FLOPs of a training step per token: three times those of a forward pass.
 
-    A matrix that is frozen has no gradient, and two thirds of that. A teacher has forward passes.
+    A frozen matrix has no gradient and counts two thirds of that. A teacher adds forward passes.
     """
     of = functools.partial(forward_flops, experiment, objective=experiment.objective)
     taught = getattr(experiment.objective, "teacher_calls", 0)
@@ -35,5 +35,5 @@ def training_flops(experiment: Experiment, state: Any) -> float:
 
 
 def sampling_steps(experiment: Experiment, length: int) -> int:
-    """Returns the largest number of steps of a sample, or of a block of it, of this length."""
+    """Returns the largest number of steps of a sample, or of one of its blocks, of this length."""
     return rounds_of(experiment.sampler_step, length, len(experiment.grid) - 1)

@@ -1,4 +1,4 @@
-"""Commit of the code that runs."""
+"""Commit of the running code."""
 
 import functools
 import importlib.metadata
@@ -14,7 +14,7 @@ PACKAGE_ROOT = Path(md4_jax.__file__).resolve().parent.parent
 
 @functools.cache  # the run started from it, even if the checkout moves on meanwhile
 def commit() -> str:
-    """Returns the commit of the checkout that the package runs from, with '+' if it has changes."""
+    """Returns the commit of the package's checkout, with '+' if it has uncommitted changes."""
     git = ["git", "-C", str(PACKAGE_ROOT)]
     try:
         run = lambda *a: subprocess.run(  # noqa: E731

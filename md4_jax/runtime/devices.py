@@ -1,4 +1,4 @@
-"""Checks that JAX runs on the devices that the machine has and the user asked for."""
+"""Checks that JAX uses the devices of the machine, or those that the user requested."""
 
 import os
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import jax
 
 from md4_jax.protocols import UserError
 
-# File of a driver -> the device, and the command that installs JAX for it.
+# File of a driver -> the device, and the command for installing JAX for it.
 DRIVERS = {
     "/proc/driver/nvidia/version": ("an NVIDIA GPU", "pip install -e '.[cuda13]'"),
     "/dev/nvidia0": ("an NVIDIA GPU", "pip install -e '.[cuda13]'"),
@@ -18,7 +18,7 @@ DRIVERS = {
 
 
 def platform() -> str:
-    """Returns cpu, gpu or tpu; UserError if JAX_PLATFORMS asks for devices that are not there."""
+    """Returns cpu, gpu or tpu; UserError if JAX_PLATFORMS requests devices that do not exist."""
     asked = os.environ.get("JAX_PLATFORMS", "")
     try:
         return jax.devices()[0].platform
@@ -32,7 +32,7 @@ def platform() -> str:
 
 
 def remarks(network: Mapping[str, Any]) -> list[str]:
-    """Lists what is to be said of the devices, and of the options of a network to train on them.
+    """Lists remarks about the devices, and about a network's options for training on them.
 
     UserError as from `platform`.
     """
@@ -41,9 +41,9 @@ def remarks(network: Mapping[str, Any]) -> list[str]:
 
 
 def warning() -> str:
-    """Returns a sentence if the CPU is used beside an idle accelerator, else ''.
+    """Returns a warning if the CPU is used although there is an accelerator, else ''.
 
-    UserError as from `platform`. Where JAX_PLATFORMS names the CPU, the CPU is what the user wants.
+    UserError as from `platform`. No warning if JAX_PLATFORMS selects the CPU.
     """
     if platform() != "cpu" or "cpu" in os.environ.get("JAX_PLATFORMS", ""):
         return ""
@@ -57,7 +57,7 @@ def warning() -> str:
 
 
 def slower(dtype: str) -> str:
-    """Returns a sentence if a network of this dtype is not what the accelerator is fast at."""
+    """Returns a warning if this dtype is slow on the accelerator, else ''."""
     if dtype != "float32" or platform() not in ("gpu", "tpu"):
         return ""
     return (

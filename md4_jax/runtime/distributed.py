@@ -1,4 +1,4 @@
-"""Several processes as one program: on a Cloud TPU pod, GKE, Slurm, or started by hand."""
+"""Multi-process programs: on a Cloud TPU pod, GKE, Slurm, or started by hand."""
 
 import json
 import os
@@ -15,18 +15,18 @@ import numpy as np
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import max_over_processes
 
-# A process that does not connect within this time, or is silent for so long, ends all others.
+# A process that does not connect, or is silent, for this time ends all others.
 CONNECT_SECONDS = 300
 HEARTBEAT_SECONDS = 100
 USAGE = "--distributed is 'auto' (Cloud TPU, GKE, Slurm, MPI) or HOST:PORT,PROCESSES,INDEX"
 
 
 def start(how: str) -> None:
-    """Joins this process to the others; must come before any device is used.
+    """Joins this process to the others; call it before any device is used.
 
-    how: '' for a single process; 'auto' where the cluster knows the others;
-    'HOST:PORT,PROCESSES,INDEX' otherwise, where HOST:PORT is a free port of process 0. UserError
-    for anything else, and if the others do not connect within CONNECT_SECONDS.
+    how: '' for a single process; 'auto' if the cluster provides the addresses; otherwise
+    'HOST:PORT,PROCESSES,INDEX', where HOST:PORT is a free port of process 0. UserError for any
+    other value, and if the others do not connect within CONNECT_SECONDS.
     """
     if not how:
         return
@@ -47,7 +47,7 @@ def start(how: str) -> None:
 
 
 def check_alike(facts: Mapping[str, Any]) -> None:
-    """Raises UserError on all processes unless all have the same facts, {name: JSON value}."""
+    """Raises UserError on all processes unless all have equal facts {name: JSON value}."""
     if not jax.distributed.is_initialized():
         return
     own = json.loads(json.dumps(facts))
@@ -79,10 +79,10 @@ def is_first() -> bool:
 
 
 def fault(error: Exception) -> int:
-    """Prints why this process, one of several, ends, and returns the exit code 1.
+    """Prints why this process of several ends, and returns the exit code 1.
 
-    Raises the error again where the process is the only one. When another process ends, this one
-    sees an error of the runtime.
+    Re-raises the error if the process is the only one. If another process ends, this one gets an
+    error of the runtime.
     """
     if not jax.distributed.is_initialized():
         raise error
@@ -108,9 +108,9 @@ def leave(code: int) -> None:
 
 
 def _wait_for_first(address: str, how: str) -> None:
-    """Waits until process 0 listens; UserError if its host is unknown or it does not.
+    """Waits until process 0 listens; UserError if its host is unknown or it does not listen.
 
-    JAX alone would end this process with a stack of C++ instead of a sentence.
+    JAX itself would end this process with a C++ stack trace instead of a message.
     """
     host, _, port = address.rpartition(":")
     until = time.monotonic() + CONNECT_SECONDS

@@ -1,4 +1,4 @@
-"""Errors of the system, said in one sentence: a disk, a directory or the memory fails."""
+"""One-sentence messages for system errors: of a disk, a directory or the memory."""
 
 import contextlib
 import errno
@@ -24,9 +24,9 @@ REMEDIES = {
 
 @contextlib.contextmanager
 def said(workdir: Place, *, resumes: bool = True) -> Iterator[None]:
-    """Raises UserError instead of an error of the system.
+    """Converts system errors to UserError.
 
-    resumes: whether the same command goes on where it was stopped
+    resumes: whether the same command resumes where it stopped
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Memory that the C library keeps for XLA's programs on CPUs, and gives back to the system."""
+"""Control of the C library's heap for XLA's programs on CPUs."""
 
 import ctypes
 import os
@@ -7,26 +7,26 @@ from typing import Any
 
 import jax
 
-# Parameters of glibc's mallopt(3): free memory at the end of the heap above which it is given back,
-# -1 for never, and the number of blocks that lie outside of the heap.
+# Parameters of glibc's mallopt(3): the free memory at the end of the heap above which it is
+# returned (-1: never), and the number of blocks outside the heap.
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
-# The user's own settings of these.
+# Environment variables with the user's settings of these.
 TUNABLES = ("glibc.malloc.trim_threshold", "glibc.malloc.mmap_")
 VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
 ASYNC = "JAX_CPU_ENABLE_ASYNC_DISPATCH"
 
 
 def reuse() -> None:
-    """Lets each call of a program on CPUs use the memory that the call before has freed.
+    """Lets each call of a program on CPUs reuse memory freed by the previous call.
 
-    Otherwise XLA asks the system for its large buffers at each call, and the system fills them with
-    zeros. Programs then run in the thread that calls them, since the heaps of other threads keep no
-    large buffers. On 2 cores of an AMD EPYC a training step of (a) and of (c) of tools/sizes.py
-    takes 0.67 of its time, in 1.00 and 1.03 of the memory.
+    By default XLA requests large buffers from the system at each call, and the system zeroes them.
+    With this, programs run in the calling thread, since the heaps of other threads do not keep
+    large buffers. On 2 cores of an AMD EPYC, training steps of (a) and (c) of tools/sizes.py take
+    0.67 of the time, and 1.00 and 1.03 of the memory.
 
-    Call it before JAX is first used. It changes the heap of the whole process: a command may do so,
-    a library may not. Settings of the environment stay as they are, and so do the heaps of C
-    libraries other than glibc.
+    Call it before the first use of JAX. It changes the heap of the whole process, which a command
+    may do but a library may not. It does not override settings of the environment, and has no
+    effect with C libraries other than glibc.
     """
     if ASYNC not in os.environ:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -40,12 +40,12 @@ def reuse() -> None:
 
 
 def give_back() -> None:
-    """Returns free memory of the heap to the system, where the C library can (glibc)."""
+    """Returns free heap memory to the system, if the C library supports it (glibc)."""
     trim = _function("malloc_trim")
     if trim is not None:
         trim(0)
 
 
 def _function(name: str) -> Any:
-    """Returns a function of the C library, or None where it has none of this name."""
+    """Returns a function of the C library, or None if it does not exist."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

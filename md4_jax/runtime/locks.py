@@ -15,7 +15,6 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, is_remote, replace
 
 FILE = ".in_use"
-# In object storage, a lock is written again so often, and one that is older than LOST is void.
 BEAT, LOST = 15.0, 60.0
 # Of processes that sign a free lock there within so many seconds, the last one has it.
 SETTLED = 3.0
@@ -23,11 +22,11 @@ SETTLED = 3.0
 
 @contextlib.contextmanager
 def exclusive(directory: Place, say: Callable[[str], None] = print) -> Iterator[None]:
-    """Holds the lock of a run directory; UserError, which says who has it, if another process does.
+    """Holds the lock of a run directory; UserError, with the holder, if another process has it.
 
     The operating system frees the lock of a local directory when its holder ends in any way. In
-    object storage the holder writes it again every BEAT seconds. A lock that is found there counts
-    if it is written again within LOST seconds, for which this process waits, and says so.
+    object storage the holder rewrites it every BEAT seconds. An existing lock there is valid if it
+    is rewritten within LOST seconds; this process prints a message and waits that long.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / FILE
@@ -65,7 +64,7 @@ def _in_store(path: Place, say: Callable[[str], None]) -> Iterator[None]:
 
     def beat() -> None:
         while not ended.wait(BEAT):
-            with contextlib.suppress(Exception):  # the store may be away for a while
+            with contextlib.suppress(Exception):  # the store may be unavailable for a while
                 sign_again()
 
     thread = threading.Thread(target=beat, daemon=True)
@@ -79,7 +78,7 @@ def _in_store(path: Place, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _outlast(path: Place, say: Callable[[str], None]) -> None:
-    """Waits until a lock in object storage is void; UserError as soon as it is written again."""
+    """Waits until a lock in object storage expires; UserError as soon as it is rewritten."""
     found = _read(path)
     if found is None or _is_dead(found):
         return
@@ -101,7 +100,7 @@ def _read(path: Place) -> dict | None:
 
 
 def _is_dead(found: dict) -> bool:
-    """Returns whether a lock is of a process of this machine that has ended."""
+    """Returns whether a lock belongs to a process of this machine that has ended."""
     if found["machine"] != _machine():
         return False
     try:
@@ -114,9 +113,9 @@ def _is_dead(found: dict) -> bool:
 
 
 def _machine() -> str:
-    """Returns what processes have in common that see each other's numbers."""
+    """Returns an identifier shared by processes that see each other's process ids."""
     names = [socket.gethostname()]
-    with contextlib.suppress(OSError):  # Linux alone has these
+    with contextlib.suppress(OSError):  # only Linux has these files
         names.append(os.readlink("/proc/self/ns/pid"))
         with open("/proc/sys/kernel/random/boot_id") as file:
             names.append(file.read().strip())
@@ -141,7 +140,7 @@ def take(file: IO[str]) -> bool:
 
 
 def sign(file: IO[str]) -> None:
-    """Writes who holds a locked file, for the messages of others."""
+    """Writes the holder into a locked file, for the messages of other processes."""
     file.truncate(0)
     file.write(whoami())
     file.flush()

@@ -1,4 +1,4 @@
-"""The mesh of all devices, arranged so that what talks most lies closest."""
+"""The device mesh, arranged so that devices with the most communication are closest."""
 
 import jax
 import numpy as np
@@ -43,9 +43,9 @@ def make_mesh(options: MeshOptions, devices: list | None = None) -> Mesh:
 
 
 def _arranged(devices: list, shape: tuple[int, ...]) -> np.ndarray:
-    """Arranges devices in that shape, so that neighbours on an axis are neighbours in the machine.
+    """Arranges devices so that neighbours along a mesh axis are neighbours in the machine.
 
-    Slices of TPUs, which only the network of the data centre connects, lie along `data`.
+    TPU slices, which are connected only by the data centre network, are along `data`.
     """
     is_tpu = devices[0].platform == "tpu"
     slices = len({getattr(device, "slice_index", 0) for device in devices}) if is_tpu else 1

@@ -1,4 +1,4 @@
-"""Paths of files, local ones and addresses in object storage."""
+"""Paths of files: local ones, and addresses in object storage."""
 
 import contextlib
 import errno
@@ -14,13 +14,13 @@ from md4_jax.protocols import UserError
 
 Place = epath.Path  # type of every path in the package
 
-# Scheme of an address -> the package with which fsspec reads and writes there.
+# Scheme of an address -> the package that fsspec needs for it.
 STORES = {"gs": "gcsfs", "s3": "s3fs"}
-PATTERN = "*?[\\"  # characters with a meaning in patterns of file names
+PATTERN = "*?[\\"  # special characters in file name patterns
 
 
 def place(text: Any, key: str = "--workdir") -> Place:
-    """Returns an absolute local path, ~ expanded, or an address such as gs://bucket/runs/a.
+    """Returns an absolute local path, with ~ expanded, or an address such as gs://bucket/runs/a.
 
     key: the option that the user set, for the message. UserError for an address that no installed
     package can reach.
@@ -37,15 +37,15 @@ def place(text: Any, key: str = "--workdir") -> Place:
 
 
 def cache_root() -> pathlib.Path:
-    """Returns the directory of files that can be made again: $MD4_JAX_CACHE or ~/.cache/md4_jax."""
+    """Returns the cache directory: $MD4_JAX_CACHE or ~/.cache/md4_jax."""
     named = os.environ.get("MD4_JAX_CACHE")
     return pathlib.Path(named) if named else pathlib.Path.home() / ".cache" / "md4_jax"
 
 
 def check_name(directory: Place) -> None:
-    """Raises UserError for a directory whose checkpoints could be written and not be read.
+    """Raises UserError for a directory in which checkpoints could be written but not read.
 
-    The checkpoint library finds its files by a pattern that begins with the path of the directory.
+    The checkpoint library finds files by a pattern that begins with the path of the directory.
     """
     found = [c for c in PATTERN if c in str(directory)]
     if found:
@@ -57,15 +57,15 @@ def check_name(directory: Place) -> None:
 
 
 def is_remote(path: Any) -> bool:
-    """Returns whether the path is in object storage, where files cannot be appended to."""
+    """Returns whether the path is in object storage, where appending is impossible."""
     return "://" in str(path)
 
 
 def exists(path: Place) -> bool:
-    """Returns whether the file exists; UserError if its folder or object store does not answer."""
+    """Returns whether the file exists; UserError if its folder or object store is inaccessible."""
     try:
         if not is_remote(path):
-            os.stat(path)  # epath would say of a folder that may not be entered that it is empty
+            os.stat(path)  # epath would treat a folder without permission as empty
         return path.exists()
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
@@ -78,10 +78,10 @@ def exists(path: Place) -> bool:
 
 
 def version(path: Any) -> tuple[str | int, ...]:
-    """Returns (address, bytes, times of change) of a file, which identify its content.
+    """Returns (address, bytes, modification times) of a file, which identify its content.
 
-    A local file has two times. That of the content can be set back, which a copy that preserves
-    times does; that of the last change of anything cannot.
+    A local file has two times: the modification time of the content, which can be set back (by a
+    copy that preserves times), and the time of the last change of any kind, which cannot.
     """
     if is_remote(path):
         found = path.stat()
@@ -93,9 +93,9 @@ def version(path: Any) -> tuple[str | int, ...]:
 
 @contextlib.contextmanager
 def _as_disk(path: Place) -> Iterator[None]:
-    """Raises OSError for the errors of an object store, as a disk does, so that callers try again.
+    """Converts errors of an object store to OSError, as a disk raises, so that callers retry.
 
-    Those of gcsfs and of its connections are not OSErrors by themselves.
+    Errors of gcsfs and of its connections are not OSErrors.
     """
     try:
         yield
@@ -106,7 +106,7 @@ def _as_disk(path: Place) -> Iterator[None]:
 
 
 def read_range(path: Place, start: int, stop: int) -> bytes:
-    """Reads the bytes [start, stop) of a file; of an object in a store no others are fetched."""
+    """Reads the bytes [start, stop) of a file; from an object store, fetches only these."""
     if is_remote(path):
         import fsspec
 
@@ -119,10 +119,10 @@ def read_range(path: Place, start: int, stop: int) -> bytes:
 
 
 def append(path: Place, text: str) -> None:
-    """Appends lines to a file, which need not exist, and waits until the disk has them.
+    """Appends lines to a file, created if missing, and waits until they are on the disk.
 
-    If that fails, the file is as before, so that the same lines can be appended again. A last line
-    that a crash cut short is removed.
+    If this fails, the file is unchanged, so that the same lines can be appended again. Removes a
+    last line that was truncated by a crash.
     """
     if is_remote(path):
         with _as_disk(path):
@@ -145,7 +145,7 @@ def append(path: Place, text: str) -> None:
 
 
 def _whole_lines(file: BinaryIO) -> int:
-    """Returns the size of a file without a last line that is not ended."""
+    """Returns the size of a file without an incomplete last line."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 1))
     if not size or file.read(1) == b"\n":
@@ -155,9 +155,9 @@ def _whole_lines(file: BinaryIO) -> int:
 
 
 def replace(path: Place, text: str) -> None:
-    """Writes a file, whole or not at all, even if the machine loses power meanwhile.
+    """Writes a file atomically, even if the machine loses power.
 
-    In object storage every write is so.
+    In object storage every write is atomic.
     """
     if is_remote(path):
         with _as_disk(path):
@@ -167,19 +167,19 @@ def replace(path: Place, text: str) -> None:
     with partial.open("w") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())  # or the new name could outlive the content
+        os.fsync(file.fileno())  # otherwise the new name could reach the disk before the content
     partial.replace(path)
     sync_names(path.parent)
 
 
 def sync_names(directory: Place) -> None:
-    """Writes the names of the files in a local directory to the disk."""
+    """Flushes the file names of a local directory to the disk."""
     _sync(directory)
 
 
 def sync_all(directory: Place) -> None:
-    """Writes all files and names in a local directory to the disk, its own name last."""
-    if is_remote(directory):  # where every write is so
+    """Flushes all files and names in a local directory to the disk, its own name last."""
+    if is_remote(directory):  # where every write is atomic
         return
     for folder, _, files in os.walk(directory, topdown=False):
         for name in files:
@@ -218,9 +218,9 @@ def _files(directory: Place) -> Iterator[Place]:
 
 
 def check_links(directory: Place) -> None:
-    """Raises UserError for a symbolic link below a local directory that leads out of it.
+    """Raises UserError for a symbolic link below a local directory that points outside.
 
-    The directory may be somebody else's: what is written there must not change other files.
+    The directory may be untrusted: writing there must not change other files.
     """
     if is_remote(directory):
         return
@@ -237,7 +237,7 @@ def check_links(directory: Place) -> None:
 
 
 def check_writable(directory: Place) -> None:
-    """Makes the directory if need be; UserError with the reason if it cannot be written."""
+    """Creates the directory if missing; UserError with the reason if it is not writable."""
     try:
         if not is_remote(directory) and directory.is_file():
             raise UserError(f"--workdir {directory} is a file, and not a directory")

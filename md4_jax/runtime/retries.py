@@ -1,4 +1,4 @@
-"""Repetition of writes that fail for a while: a disk that is full, a file server that restarts."""
+"""Retries of writes that fail temporarily: on a full disk, or a restarting file server."""
 
 import sys
 import time
@@ -9,19 +9,19 @@ FIRST_PAUSE = 1.0  # seconds; each later pause is twice as long
 
 
 def pauses(times: int) -> Iterator[float]:
-    """Yields the seconds to wait before each of so many repetitions."""
+    """Yields the seconds to wait before each of `times` retries."""
     for number in range(times):
         yield FIRST_PAUSE * 2**number
 
 
 def wait(what: str, pause: float) -> None:
-    """Says what failed, and waits."""
+    """Prints what failed, and waits."""
     print(f"warning: {what}. It is tried again in {pause:g} s", file=sys.stderr, flush=True)
     time.sleep(pause)
 
 
 def patiently(action: Callable[[], Any], times: int) -> Any:
-    """Returns action(); after an OSError it is repeated so many times, with growing pauses."""
+    """Returns action(), retried up to `times` times after an OSError, with growing pauses."""
     for pause in pauses(times):
         try:
             return action()

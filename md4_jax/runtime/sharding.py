@@ -1,9 +1,10 @@
 """Mesh axes, sharding of each parameter by its path, and global arrays of host batches.
 
-The mesh always has the axes `data`, `fsdp`, `context` and `tensor`, of size 1 where unused, so that
-no other code asks for the number of devices. A batch is split over `data` and `fsdp`, each of its
-sequences over `context`, parameters over `fsdp`, `context` and `tensor`. The copies of a parameter
-in the optimizer and the moving average are split like it, since their paths end alike.
+The mesh always has the axes `data`, `fsdp`, `context` and `tensor`, of size 1 if unused, so no
+other code depends on the number of devices. A batch is split over `data` and `fsdp`, each of its
+sequences over `context`, and parameters over `fsdp`, `context` and `tensor`. The copies of a
+parameter in the optimizer and the moving average are split in the same way, since their paths have
+the same end.
 """
 
 import functools
@@ -25,27 +26,27 @@ BATCH_AXES = ("data", "fsdp")
 CONTEXT = "context"
 
 # End of a parameter's path -> how its trailing dimensions are split. Leading dimensions (the
-# layer axis of scanned blocks) stay whole. What `fsdp` splits, `context` splits further.
+# layer axis of scanned blocks) are not split. `context` further splits what `fsdp` splits.
 RULES = (
     (r"(query|key|value|gate|up)/kernel$", P("fsdp", "tensor")),
     (r"(attention/out|down)/kernel$", P("tensor", "fsdp")),
-    # Of an adapter the axis of the rank stays whole.
+    # The rank axis of an adapter is not split.
     (r"(query|key|value|gate|up)/lora_a/kernel$", P("fsdp", None)),
     (r"(query|key|value|gate|up)/lora_b/kernel$", P(None, "tensor")),
     (r"(attention/out|down)/lora_a/kernel$", P("tensor", None)),
     (r"(attention/out|down)/lora_b/kernel$", P(None, "fsdp")),
-    # Of experts the first axis, of which each product takes a part, stays whole.
+    # The expert axis is not split, since each product takes a part of it.
     (r"router/kernel$", P("fsdp", None)),
     (r"embedding$", P("tensor", "fsdp")),
     (r"label_table$", P(None, "fsdp")),
     (r"positions$", P(None, "fsdp")),
     (r"(missing|replaced)/kernel$", P("fsdp", None)),
-    (r"class_head/kernel$", P("fsdp", None)),  # classes are few
+    (r"class_head/kernel$", P("fsdp", None)),  # there are few classes
     (r"class_head/bias$", P(None)),
     (r"head/kernel$", P("fsdp", "tensor")),
     (r"head/bias$", P("tensor")),
     (r"head/location_scale/kernel$", P("fsdp", None)),
-    # The last two dimensions of convolutions are channels. Those of pixels and of heads are few.
+    # The last two dimensions of convolutions are channels; those of pixels and heads are small.
     (r"(conv_1|conv_2|conv_down_\d+|conv_up_\d+|shortcut)/kernel$", P("fsdp", "tensor")),
     (r"(embedding_in|head_in|patch_in|patch_out)/kernel$", P("fsdp", "tensor")),
     (r"conv_in/kernel$", P(None, "fsdp")),
@@ -57,47 +58,47 @@ RULES = (
     (r"mixture/(gates_)?of_(evidence|features)/kernel$", P("fsdp", None)),
     (r"mixture/(first|second|correction)/kernel$", P(None, None)),
 )
-# A parameter without a rule that has at most so many numbers (1 MiB in float32) is not split.
+# Largest size of a parameter without a rule, which is not split (1 MiB in float32).
 SMALL = 2**18
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Number of pieces that a batch is split into."""
+    """Number of pieces into which a batch is split."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def token_groups() -> tuple[int, int]:
-    """Numbers of pieces that a batch and its sequences are split into on the mesh in use."""
+    """Numbers of pieces into which a batch and its sequences are split on the current mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return (1, 1) if mesh.empty else (batch_shards(mesh), mesh.shape[CONTEXT])
 
 
 def splits_sequences() -> bool:
-    """Returns whether the mesh in use splits the positions of a sequence."""
+    """Returns whether the current mesh splits the positions of a sequence."""
     return token_groups()[1] > 1
 
 
 def splits_parameters() -> bool:
-    """Returns whether the mesh in use splits parameters that a layer gathers before its use."""
+    """Returns whether the current mesh splits parameters that a layer must gather before use."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.shape["fsdp"] * mesh.shape[CONTEXT] > 1
 
 
 def on_one_device() -> bool:
-    """Returns whether the mesh in use has one device, or there is none."""
+    """Returns whether the current mesh has one device, or there is no mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.empty or mesh.size == 1
 
 
 def path_name(path: tuple) -> str:
-    """Writes a path of jax.tree_util as 'network/blocks/attention/query/kernel'."""
+    """Formats a path of jax.tree_util as 'network/blocks/attention/query/kernel'."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def spec_for(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
     """Returns the PartitionSpec of one array.
 
-    Without a rule for its path it is not split, and a warning says so. UserError for a large one
+    An array without a rule for its path is not split, with a warning. UserError for a large array
     without a rule on a mesh that splits parameters, and for an uneven split.
     """
     if not shape:
@@ -119,7 +120,7 @@ def spec_for(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
 
 
 def _with_context(axis: str | None, mesh: Mesh) -> str | tuple[str, ...] | None:
-    """Returns the axes that split what `axis` of a rule splits."""
+    """Returns the mesh axes for the `axis` of a rule: `context` is added to `fsdp`."""
     return ("fsdp", CONTEXT) if axis == "fsdp" and mesh.shape[CONTEXT] > 1 else axis
 
 
@@ -129,7 +130,7 @@ def _parts(axis: str | tuple[str, ...] | None, mesh: Mesh) -> int:
 
 
 def _check_replicated(name: str, shape: tuple[int, ...], mesh: Mesh) -> None:
-    """Warns of a parameter that no rule matches; UserError where that takes too much memory."""
+    """Warns about a parameter without a rule; UserError if replicating it takes too much memory."""
     parameter = name[max(0, name.find("network/"), name.find("process/")) :]
     axes = ("fsdp", "tensor") if len(shape) > 1 else (None,)
     row = f'(r"{"/".join(parameter.split("/")[-2:])}$", P({", ".join(map(repr, axes))}))'
@@ -167,9 +168,9 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def constrain(x: Array, *axes: str | tuple[str, ...] | None) -> Array:
-    """Constrains the sharding of an activation on the mesh in use; the identity without a mesh.
+    """Constrains the sharding of an activation on the current mesh; the identity without a mesh.
 
-    Positions whose number `context` does not divide stay whole on each of its devices.
+    If `context` does not divide the number of positions, they are not split.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
@@ -182,26 +183,26 @@ def constrain(x: Array, *axes: str | tuple[str, ...] | None) -> Array:
 
 
 def dividing(shape: tuple[int, ...], *axes: str | tuple[str, ...] | None) -> P:
-    """Returns P(*axes) without those axes of the mesh in use that do not divide their dimension."""
+    """Returns P(*axes) without axes of the current mesh that do not divide their dimension."""
     mesh = jax.sharding.get_abstract_mesh()
     pairs = zip(shape, axes, strict=True)
     return P(*(None if size % _parts(axis, mesh) else axis for size, axis in pairs))
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """Returns the rows of a global batch that the devices of this process hold, ascending."""
+    """Returns the rows of a global batch on the devices of this process, ascending."""
     each = batch_size // batch_shards(mesh)
     return (_local_shards(mesh)[:, None] * each + np.arange(each)).ravel()
 
 
 def _local_shards(mesh: Mesh) -> np.ndarray:
-    """Returns the pieces of a batch that devices of this process hold, some of them shared."""
+    """Returns the pieces of a batch on the devices of this process, some of them shared."""
     held = batch_sharding(mesh).addressable_devices_indices_map((batch_shards(mesh),))
     return np.unique([index[0].start or 0 for index in held.values()])
 
 
 def to_global(tree: Params, mesh: Mesh) -> Params:
-    """Makes global arrays, split over the batch axes, of the `local_rows` on each host."""
+    """Makes global arrays, split over the batch axes, from the `local_rows` of each process."""
     shards = _local_shards(mesh)
 
     def whole(x: np.ndarray) -> Array:
@@ -218,7 +219,7 @@ def to_global(tree: Params, mesh: Mesh) -> Params:
 
 
 def to_host(tree: Params) -> Params:
-    """Returns global arrays as whole numpy arrays on every process."""
+    """Returns global arrays as complete numpy arrays on every process."""
     if jax.process_count() == 1:
         return jax.device_get(tree)
     from jax.experimental import multihost_utils
@@ -239,7 +240,7 @@ def max_of_each(numbers: Sequence[int]) -> list[int]:
 
 
 def table(tree: Params, mesh: Mesh) -> str:
-    """Lists the parameters, one per line: path, shape, how it is split, MiB on a device."""
+    """Lists the parameters, one per line: path, shape, sharding, MiB per device."""
     lines = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         spec = spec_for(path_name(path), leaf.shape, mesh)

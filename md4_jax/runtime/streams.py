@@ -1,4 +1,4 @@
-"""Output of a process: streams that may go away without ending it, errors, silent libraries."""
+"""Output of a process: robust streams, error messages, and silencing of libraries."""
 
 import contextlib
 import logging
@@ -11,7 +11,7 @@ from md4_jax.protocols import UserError
 
 
 class Lasting:
-    """A stream whose failed writes are dropped: a closed pipe, a lost terminal, a full disk."""
+    """A stream that ignores failed writes: a closed pipe, a lost terminal, a full disk."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -31,21 +31,21 @@ class Lasting:
 
 
 def outlive() -> None:
-    """Makes this process go on when nobody can read what it prints; its logs are files anyway.
+    """Makes this process continue when its output cannot be written; its logs are in files.
 
-    Streams that are closed from the start are None: their numbers would go to the next files.
+    Streams that are closed at the start are None; their file descriptors would be reused by files.
     """
     is_whole = sys.stdout and sys.stderr
     silent = None if is_whole else open(os.devnull, "w")  # noqa: SIM115
     sys.stdout, sys.stderr = Lasting(sys.stdout or silent), Lasting(sys.stderr or silent)
 
 
-# Control characters but for line ends and tabs, changes of direction, and halves of a pair.
+# Control characters except line ends and tabs, direction marks, and unpaired surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """Escapes what a terminal would obey, such as in samples and names from files."""
+    """Escapes control sequences for a terminal, for example in samples and file names."""
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -56,10 +56,10 @@ def print_user_error(error: UserError) -> int:
 
 
 def silence_libraries() -> None:
-    """Silences the logs of libraries; this package reports its errors itself."""
-    for name in ("absl", "asyncio"):  # Orbax logs tracebacks of what it also raises
+    """Silences the logs of libraries; this package reports their errors itself."""
+    for name in ("absl", "asyncio"):  # Orbax logs tracebacks of errors that it also raises
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # It prints by itself what the root logger would print once more.
+    # It prints messages itself, and the root logger would print them again.
     logging.getLogger("huggingface_hub").propagate = False
     # After a failed read, Orbax's unfinished reads raise when they are garbage-collected.
     others = sys.unraisablehook

@@ -1,8 +1,8 @@
-"""Arrays in safetensors files: read one by one from a folder, written in files of limited size.
+"""Arrays in safetensors files: reading single arrays, and writing files of limited size.
 
-A file is 8 bytes, the length of its header, then the header, JSON with type, shape and place of
-each array, then the arrays. Several files of a folder have an index, which names the file of each
-array.
+A file consists of the length of its header in 8 bytes, the header (JSON with type, shape and
+offsets of each array), and the arrays. Several files of a folder have an index with the file of
+each array.
 """
 
 import json
@@ -21,7 +21,7 @@ from md4_jax.runtime.paths import Place, read_range
 FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-# Name of a type in the format -> that of numpy.
+# Name of a type in the format -> its name in NumPy.
 TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
     "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32",
@@ -32,7 +32,7 @@ FILE_BYTES = 5 * 2**30
 
 
 class Stored(NamedTuple):
-    """Place of one array: its bytes [start, stop) in a file."""
+    """Location of one array: its bytes [start, stop) in a file."""
 
     file: Place
     type: str
@@ -42,9 +42,9 @@ class Stored(NamedTuple):
 
 
 class Tensors(Mapping):
-    """Arrays of a folder by name. Each is read when it is asked for, and no other with it.
+    """Arrays of a folder by name. Each array is read only when it is accessed.
 
-    only: name of the one file that is read; "": those of a model.
+    only: name of a single file to read; "": all files of the model.
     UserError for a folder without safetensors, a missing or damaged file, and an unknown name.
     """
 
@@ -73,28 +73,28 @@ class Tensors(Mapping):
         return self.stored(name).shape
 
     def small(self, name: str) -> np.ndarray:
-        """Returns the values of an array of which no parameter is made."""
+        """Returns the values of an array that does not become a parameter."""
         return self[name]
 
     def stored(self, name: str) -> Stored:
-        """Returns the place of an array."""
+        """Returns the location of an array."""
         if name not in self._stored:
             raise UserError(f"{self.folder} holds no array {name!r}, which the model needs")
         return self._stored[name]
 
     def count(self, pattern: str) -> int:
-        """Returns 1 + the largest number that the group of a pattern matches in names; 0: none."""
+        """Returns 1 + the largest number that a pattern's group matches in the names, else 0."""
         found = (re.match(pattern, name) for name in self._stored)
         return max((int(match.group(1)) + 1 for match in found if match), default=0)
 
 
 def is_folder(folder: Place) -> bool:
-    """Returns whether a folder holds safetensors."""
+    """Returns whether a folder contains safetensors."""
     return folder.is_dir() and any(path.suffix == ".safetensors" for path in folder.iterdir())
 
 
 def _one(folder: Place, file: str) -> Place:
-    """Returns a file of a folder; UserError if that lacks it, or has a pickle in its place."""
+    """Returns a file of a folder; UserError if it is missing, or a pickle instead."""
     if (folder / file).exists():
         return folder / file
     stem = file.removesuffix(".safetensors")
@@ -111,7 +111,7 @@ def _pickle(file: Place, name: str) -> UserError:
 
 
 def _files(folder: Place) -> list[Place]:
-    """Returns the files of the model; UserError if there is none, or if one is missing."""
+    """Returns the files of the model; UserError if there are none, or if one is missing."""
     if (folder / INDEX).exists():
         names = sorted(set(_json(folder / INDEX)["weight_map"].values()))
         missing = [name for name in names if not (folder / name).exists()]
@@ -141,7 +141,7 @@ def _files(folder: Place) -> list[Place]:
 
 
 def _header(file: Place) -> dict[str, Stored]:
-    """Reads where the arrays of a file lie; UserError if it is damaged."""
+    """Reads the locations of the arrays in a file; UserError if it is damaged."""
     size = file.stat().length
     try:
         length = int.from_bytes(read_range(file, 0, 8), "little")
@@ -179,8 +179,8 @@ def write(
 ) -> None:
     """Writes arrays into one file, or into several of at most `most` bytes with an index.
 
-    form: library for which they are meant, in their metadata; transformers reads "pt" alone.
-    An array may be split over devices; each is fetched when its file is written.
+    form: library named in the metadata; transformers reads only "pt".
+    An array may be split over devices; it is fetched when its file is written.
     """
     groups: list[list[str]] = [[]]
     size = 0

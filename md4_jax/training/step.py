@@ -144,7 +144,7 @@ def make_train_step(
             fixed["companion"] = state.ema["companion"]
             batch = network.companion.announced(fixed["companion"], batch)
         net = teaching.with_others(network, others, fixed)
-        # Not part of the gradient's norm: these are counts of experts.
+        # Scales the loss, not the gradient, which also contains the terms of experts.
         scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))
         given = state.params, loads.meters(joined(state.params, fixed))
         (grads, loaded), metrics = _of_phase(objective, state.step, lambda objective: accumulate(
