@@ -50,7 +50,7 @@ def audit(objective: Any, process: Any, **options: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Finds UserError, with which every mistake of the user is reported."""
+    """Imports UserError, the error for all mistakes of users, on first use."""
     if name == "UserError":
         from md4_jax.protocols import UserError
 

@@ -5,9 +5,9 @@ import signal
 
 
 def main() -> None:
-    """Imports the package, which takes seconds and may be interrupted, and runs the command."""
+    """Imports the package, which takes seconds and can be interrupted, and runs the command."""
     is_free = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_free:  # and not ignored, as behind nohup
+    if is_free:  # and not ignored, as under nohup
         signal.signal(signal.SIGINT, _leave)
     from md4_jax import main
 
@@ -17,7 +17,7 @@ def main() -> None:
 
 
 def _leave(number: int, frame: object) -> None:
-    """Ends the process without a traceback: libraries that are being imported may drop errors."""
+    """Ends the process without a traceback; libraries may swallow errors during import."""
     del number, frame
     os.write(2, b"interrupted while starting: nothing has changed\n")
     os._exit(130)

@@ -1,4 +1,4 @@
-"""Objects that `build` makes from a config, and the sizes of samples and batches."""
+"""Objects made by `build` from a config, and the sizes of samples and batches."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -22,16 +22,16 @@ from md4_jax.runtime.sharding import local_rows
 
 
 class Experiment(NamedTuple):
-    """Everything that a mode needs, made from one config.
+    """All objects that a mode needs, made from one config.
 
     domain  meaning of the symbols, see data/domains.py
     learning_rate  `Rate` of training/optim.py
-    ends    symbols of `sample.stop`, with which a text ends
+    ends    symbols of `sample.stop`, which end a text
     evals   evaluators by their name in the config, see evals/__init__.py
     steering  `Steering` of samplers/steering.py; None without a reward
     rewarded  the same, for an objective that learns from the reward; samples are then not steered
-    guide   `Guide` of samplers/classifier.py; None without a classifier of samples
-    prompted  samples are given prompts of token ids, which the config does not hold
+    guide   `Guide` of samplers/classifier.py; None without classifier guidance
+    prompted  whether prompts are passed as token ids, which are not in the config
     """
 
     config: dict[str, Any]
@@ -74,21 +74,21 @@ def sample_window(experiment: Experiment) -> int:
 
 
 def drawn_classes(experiment: Experiment) -> int:
-    """Returns from how many classes that of a sample is drawn where none is named; 0: it has none.
+    """Returns the number of classes from which a sample's class is drawn; 0: it is not drawn.
 
-    A network that was trained without network.label_dropout knows no text without a class.
+    Without sample.label, a network trained without network.label_dropout needs a random class.
     """
     network = experiment.config["network"]
     return 0 if network.get("label_dropout", 0.0) else network.get("classes", 0)
 
 
 def sample_block(experiment: Experiment) -> int:
-    """Returns the number of tokens that are sampled together; 0: all."""
+    """Returns the number of tokens sampled together; 0: all."""
     return getattr(experiment.loop, "block", 0)
 
 
 def has_rows(data: Mapping[str, Any]) -> bool:
-    """Returns whether each text of these data, or of a part of them, is a sequence of its own."""
+    """Returns whether each text of these data, or of a part of them, is a separate sequence."""
     keys, sources = ("label_key", "prompt_key", "messages_key"), [data]
     sources += data.get("parts", {}).values()
     is_own = any(source.get(key) for source in sources for key in keys)
@@ -98,12 +98,12 @@ def has_rows(data: Mapping[str, Any]) -> bool:
 def clean_prompts(data: Mapping[str, Any]) -> bool:
     """Returns whether texts of these data have clean prompts: pairs or conversations.
 
-    Of a mixture, one part with prompts is enough: the network has then learned that they are clean.
+    For a mixture, one part with prompts is enough: the network then learns that they are clean.
     """
     sources = [data, *data.get("parts", {}).values()]
     return any(source.get(key) for source in sources for key in ("prompt_key", "messages_key"))
 
 
 def rows_of(experiment: Experiment, batch_size: int) -> dict[str, Any]:
-    """Returns arguments for the batches of a corpus: global size, and rows of this process."""
+    """Returns arguments for the batches of a corpus: global size and rows of this process."""
     return {"batch_size": batch_size, "rows": local_rows(experiment.mesh, batch_size)}

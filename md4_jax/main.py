@@ -20,7 +20,7 @@ from md4_jax.server import serving
 
 
 def run(arguments: list[str]) -> int:
-    """Runs the mode that the arguments ask for and returns the exit code."""
+    """Runs the mode given by the arguments and returns the exit code."""
     flags, assignments = command.parse(arguments)
     distributed.start(flags.distributed)
     workdir = None if flags.workdir is None else place(flags.workdir)
@@ -36,7 +36,7 @@ def run(arguments: list[str]) -> int:
         return _sweep(flags, assignments, workdir)
     if flags.mode == "import":
         return importing.run(flags.source, assignments, workdir, flags.adapters)
-    may_differ = bool(flags.back)  # which the mode checks
+    may_differ = bool(flags.back)  # the mode checks the differences
     config = schema.load_config(flags.config, assignments, workdir, may_differ=may_differ)
     if workdir is None:
         if flags.mode in command.OF_A_RUN or flags.distributed:
@@ -53,13 +53,13 @@ def run(arguments: list[str]) -> int:
 
 
 def _sweep(flags: argparse.Namespace, said: dict[str, str], folder: Place) -> int:
-    """Trains a run for each combination of --vary, one after another, and prints their table.
+    """Trains one run per combination of --vary, one after another, and prints a table.
 
-    A run that fails is named, and the next begins. The same command goes on where it was stopped.
+    If a run fails, it is named and the next one begins. The same command resumes a stopped sweep.
     """
     runs, calls, facts = sweep.combinations(flags.vary), {}, {}
     configs = sweep.configs(runs, flags.config, said, folder)
-    for name, varied in runs.items():  # all are checked before any runs
+    for name, varied in runs.items():  # all are checked before the first one runs
         config = configs[name]
         starting.check_run(name, config, folder / name)
         again = command.again(flags, folder / name, said | varied, mode="train")
@@ -73,7 +73,7 @@ def _sweep(flags: argparse.Namespace, said: dict[str, str], folder: Place) -> in
 
 
 def _facts(flags: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns all that the processes of one program must have in common."""
+    """Returns the facts that must be equal on all processes of one program."""
     keys = {key: value for key, value in flatten(config) if not is_place(key)}
     return {**keys, "--mode": flags.mode, "--evals": flags.evals, "--back": flags.back, **code()}
 

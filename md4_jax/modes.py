@@ -41,12 +41,12 @@ class Call(NamedTuple):
 
     config   the config, checked by `schema.load_config`
     workdir  directory of the run
-    command  command line that starts the same thing again
+    command  command line that repeats this one
     evals    names of evaluators; empty: the default of the mode
-    run      directory of the run whose stored config this is; None if a config file was given
+    run      directory of the run with this stored config; None if a config file was given
     back     checkpoint to return to, a step or "best"; "": the newest
-    others   reads models that are no runs, for evaluators; None: there are none
-    one_budget  whether train.seconds is for all calls on the run together, as in a sweep
+    others   reads models that are not runs, for evaluators; None: not supported
+    one_budget  whether train.seconds limits all calls on the run together, as in a sweep
     """
 
     config: dict[str, Any]
@@ -86,7 +86,7 @@ def train_mode(call: Call) -> int:
 def eval_mode(call: Call) -> int:
     """Runs evaluators and prints their results, then each as a line of JSON, likelihoods last.
 
-    Each result is kept once it is there, and printed as JSON also if a later evaluator fails.
+    Each result is stored immediately, and is printed as JSON even if a later evaluator fails.
     """
     asked = with_kinds(_config_of_run(call), call.evals)
     experiment, corpus = experiment_of(asked, call.workdir)
@@ -117,7 +117,7 @@ def eval_mode(call: Call) -> int:
 
 
 def sample_mode(call: Call) -> int:
-    """Writes and prints samples of a checkpoint, then their statistics as JSON."""
+    """Writes and prints samples from a checkpoint, then their statistics as JSON."""
     asked = _config_of_run(call)
     domain = stored_domain(call.workdir, asked["data"]["length"], foreign.load)
     experiment = build.experiment(asked, domain, workdir=call.workdir)
@@ -130,7 +130,7 @@ def sample_mode(call: Call) -> int:
 
 
 def plan_mode(call: Call) -> int:
-    """Compiles for a topology; prints bytes, FLOPs and collectives of one chip, then as JSON."""
+    """Compiles for a topology; prints bytes, FLOPs and collectives per chip, then as JSON."""
     asked = call.config
     devices = chips.devices_of(asked["plan"]["topology"])
     domain = inputs.random_tokens(asked, "plan") or inputs.domain_and_source(asked, call.run)[0]
@@ -205,9 +205,9 @@ def run(mode: str, call: Call) -> int:
 
 @contextlib.contextmanager
 def _open_workdir(experiment: Experiment, call: Call, workdir: Place) -> Iterator[None]:
-    """Holds the run directory, with its config and domain in it, at the checkpoint to go on from.
+    """Locks the run directory, writes config and domain, and returns to the requested checkpoint.
 
-    UserError if it is not writable, or if another run is at work in it.
+    UserError if it is not writable, or if another process uses it.
     """
     with contextlib.ExitStack() as held:
         if is_first():
@@ -221,7 +221,7 @@ def _open_workdir(experiment: Experiment, call: Call, workdir: Place) -> Iterato
             keep_domain(experiment.domain, workdir)
             back.finish(workdir, _say)
         if call.back:
-            max_over_processes(0)  # the others wait until the checkpoints are moved
+            max_over_processes(0)  # other processes wait until the checkpoints are moved
         yield
 
 
@@ -241,14 +241,14 @@ def _config_of_run(call: Call) -> dict[str, Any]:
 
 
 def _suite(experiment: Experiment, call: Call, corpus: Corpus | None = None) -> Suite:
-    """Returns the evaluators, ready to run; UserError if sample.judge names no run."""
+    """Returns the evaluators, ready to run; UserError if sample.judge is not a run."""
     corpora = inputs.corpora(experiment.config, experiment.domain, corpus)
     judge, run_of = judging.judge_of(experiment), judging.Others(experiment, call.others)
     return Suite(experiment, call.workdir, corpora, judge, run_of)
 
 
 def _sizes(experiment: Experiment, suite: Suite, among: Iterable[str]) -> dict[str, Any]:
-    """Returns the sizes of the splits that some evaluators read, by the names to print."""
+    """Returns the sizes of the splits that these evaluators read, by the names to print."""
     names = [name for name in among if (e := experiment.evals[name]).every or e.final]
     return _labelled(experiment.evals, sizes_of_all(suite, names))
 
@@ -261,7 +261,7 @@ def _labelled(evals: Mapping[str, Any], sizes: Mapping[tuple[str, str], Any]) ->
 
 
 def _evaluated_at_end(experiment: Experiment, suite: Suite, workdir: Place) -> None:
-    """Runs the final evaluators of a training, and prints a summary also if one of them fails."""
+    """Runs the final evaluators of a training run; prints a summary even if one of them fails."""
     results: dict[str, dict[str, Any]] = {}
 
     def keep(row: dict[str, Any]) -> None:
@@ -286,7 +286,8 @@ def _evaluated(
 ) -> None:
     """Evaluates the parameters of a step and prints the results.
 
-    keep gets each result before the next evaluator runs, with the name as `eval` and the step.
+    keep: called with each result, with its name as `eval` and the step, before the next evaluator
+    runs.
     """
     step, params = averaged
     _say(f"\nevaluating step {step}: {', '.join(suite.in_order(names))} ...")

@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
     @property
     def least(self) -> float:
-        """Returns the value minus ERRORS standard errors, but not below 0."""
+        """Returns the value minus ERRORS standard errors, or minus ROUNDING if that is more."""
         return self.value - max(ERRORS * self.error, ROUNDING)
 
 

@@ -136,11 +136,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("md4_jax", usage=USAGE, epilog=KEYS, allow_abbrev=False)
     parser.add_argument(
         "--config",
-        help="a config: configs/owt.py, its name owt, or families.py:md4; default: that of the run "
-        "in --workdir",
+        help="config file: configs/owt.py, its name owt, or families.py:md4; default: the config "
+        "of the run in --workdir",
     )
     parser.add_argument("--workdir", help="directory of the run; default: a new one in runs/")
-    parser.add_argument("--distributed", default="", help="auto, or HOST:PORT,PROCESSES,INDEX")
+    parser.add_argument(
+        "--distributed", default="", help="several processes: auto, or HOST:PORT,PROCESSES,INDEX"
+    )
     parser.add_argument("--evals", default="", help="evaluators for --mode eval: a,b")
     parser.add_argument(
         "--trust", default="", help="packages that the config in --workdir may import: a,b"
@@ -151,13 +153,13 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--adapters", default="",
-        help="LoRA in PEFT's layout on the published model that --from names: a folder, "
+        help="LoRA adapters in PEFT's layout for the published model of --from: a folder, "
         "hf:USER/NAME",
     )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="address for --mode serve")
-    parser.add_argument("--port", default=8000, type=int, help="for --mode serve; 0: a free one")
+    parser.add_argument("--port", default=8000, type=int, help="port for --mode serve; 0: any")
     parser.add_argument(
-        "--back", default="", help="return to a checkpoint, a step or best; later ones are kept"
+        "--back", default="", help="return to a checkpoint: a step, or best; later ones are kept"
     )
     parser.add_argument(
         "--vary", action="append", default=[], help="for --mode sweep: SECTION.KEY=V1,V2,..."
@@ -167,9 +169,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--mode",
         default="train",
-        help="train (default), eval, sample; bench: time it; plan: compile it for a pod; prepare: "
-        "fetch and tokenise data; import: start from another project's checkpoint; audit: check "
-        "that a loss is a bound; serve: a page in the browser; ls: list runs; sweep: try values",
+        help="train (default), eval, sample; bench: time the parts; plan: compile for a pod; "
+        "prepare: download and tokenise data; import: make a run from another project's "
+        "checkpoint; audit: check that a loss is a bound; serve: a web page for samples; ls: list "
+        "runs; sweep: train with several values",
     )
     return parser
 

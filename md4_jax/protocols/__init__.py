@@ -1,8 +1,9 @@
-"""Types that the folders of the package share: batches, denoisers, and protocols.
+"""Types shared by all folders of the package: batches, denoisers, and protocols.
 
 Shapes: B sequences, L positions, V clean symbols (0..V-1), S symbols of a process (V, or V + 1
-with a mask), D features. Losses are in nats per sequence, unreduced; `evals/metrics.py` alone
-converts units. Any object with the attributes of a protocol satisfies it; none is a base class.
+with a mask), D features. Losses are in nats per sequence, unreduced; only `evals/metrics.py`
+converts units. Any object with the attributes of a protocol satisfies it; protocols are not base
+classes.
 """
 
 from md4_jax.protocols.batch import Array, Batch, Params, Prompt, UserError, batch_of

@@ -1,4 +1,4 @@
-"""Batches of sequences, prompts, and the error that a user can correct."""
+"""Batches of sequences, prompts, and the error for mistakes of users."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,21 +12,21 @@ Params = Any
 
 
 class UserError(Exception):
-    """Mistake that the user can fix; `main` prints it without a traceback."""
+    """Error that the user can correct; `main` prints it without a traceback."""
 
 
 class Batch(NamedTuple):
-    """Batch of sequences, from the data loader to every objective.
+    """Batch of sequences, the input of every objective.
 
     tokens     int32 [B, L], values 0..V-1
-    loss_mask  bool [B, L], True for tokens whose likelihood is computed. The others (a prompt, the
+    loss_mask  bool [B, L], True for tokens that count in the likelihood. The others (a prompt, the
                text before a window, padding) are context: never noised, never counted
     context    other inputs of the network by name, each [B, ...]: `segments` of documents, `label`
     text       int32 [B, 2] or None, numbers of bytes and words of the counted tokens' text
-    rejected   int32 [B, L] or None, the same sequences with worse answers in place of what counts
+    rejected   int32 [B, L] or None, the same sequences with rejected answers as counted tokens
     number     int32 [B] or None, the index of each sequence in the training data
     reward     float32 [B] or None, rewards of sequences that the model has drawn
-    advantage  float32 [B] or None, their rewards compared with others for the same prompt
+    advantage  float32 [B] or None, their rewards relative to others for the same prompt
     """
 
     tokens: Array
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 def batch_of(
     tokens: Array, *, loss_mask: Array | None = None, context: Mapping[str, Array] | None = None
 ) -> Batch:
-    """Makes a batch; every token counts unless loss_mask says otherwise."""
+    """Makes a batch; all tokens count by default."""
     if loss_mask is None:
         library = jnp if isinstance(tokens, jax.Array) else np
         loss_mask = library.ones(tokens.shape, bool)

@@ -1,4 +1,4 @@
-"""Networks, and denoisers, which are networks with their parameters and context bound."""
+"""Networks, and denoisers: networks with bound parameters and context."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,10 +11,10 @@ from md4_jax.protocols.batch import Array, Params
 
 
 class Mixture(NamedTuple):
-    """Weighted sum of K symbols' embeddings at each position, an alternative input to z.
+    """Weighted sum of the embeddings of K symbols at each position, an alternative input to z.
 
-    symbols  int32 [B, L, K], or [K] if they are the same at all positions. The mask V may be one
-    weights  float [B, L, K]. They need not sum to 1, nor be positive
+    symbols  int32 [B, L, K], or [K] if equal at all positions; may include the mask V
+    weights  float [B, L, K]; need not sum to 1 or be positive
     """
 
     symbols: Array
@@ -22,9 +22,9 @@ class Mixture(NamedTuple):
 
 
 class Conditioned(NamedTuple):
-    """Tokens with a signal of the network's previous prediction (self-conditioning).
+    """Tokens with a signal from the network's previous prediction (self-conditioning).
 
-    Some networks read it instead of z.
+    Some networks accept it in place of z.
 
     tokens  int32 [B, L]
     signal  [B, L, D], from `Denoiser.recall`
@@ -37,8 +37,8 @@ class Conditioned(NamedTuple):
 class Accelerator(NamedTuple):
     """Optional faster versions of a network's functions, with the same results.
 
-    groups       numbers of parts into which devices split a batch and its sequences; gathers stay
-                 within a part
+    groups       numbers of parts into which devices split a batch and its sequences; gathers are
+                 local to a part
     features_at  (z, t, index [B, P]) -> h [B, P, D]: features of only some positions, or None
     padded       h [..., D] -> logits [..., V'], which are -inf beyond the V symbols, or None
     platform     cpu, gpu or tpu
@@ -56,20 +56,21 @@ class Blockwise(NamedTuple):
     A causal one has no `features`; it appends one token at a time.
 
     features      (z, t [B, G], clean [B, L], block, clean_t []) -> h [B, L, D]: a block of z at its
-                  time sees itself and earlier ones of clean, at clean_t. The last may be shorter
+                  time sees itself and the earlier blocks of clean, at clean_t. The last block may
+                  be shorter
     empty_cache   (rows, window) -> a key-value cache that will hold `window` tokens
     append_block  (z [B, P], t [B], cache) -> (h [B, P, D], cache with z): one block that sees
                   itself and what the cache holds
     around        (z [B, P], t [B], begin [], cache) -> (h [B, P, D], cache with z): a part of a
-                  text that also sees all others in the cache; None: z is the whole text
-    following     cache -> (h [B, D], bool []): the features of the token that comes next, if the
-                  network has them already, and whether there is a token before it
+                  text that also sees all other parts in the cache; None: z is the whole text
+    following     cache -> (h [B, D], bool []): the features of the next token, if the network
+                  already has them, and whether there is a token before it
     read_block    append_block for a block of clean tokens, if these see less than noisy ones; h may
                   be None
-    reading       (clean [B, L], t [B]) -> h [B, L, D], of which those of a token predict the next
-                  one, for a network that reads clean tokens from left to right
-    beginning     (cache, first [B]) -> the empty cache of texts that begin at these tokens: those
-                  before are not seen. None: all begin at 0
+    reading       (clean [B, L], t [B]) -> h [B, L, D] that predict the next token at each position,
+                  for a network that reads clean tokens from left to right
+    beginning     (cache, first [B]) -> the empty cache of texts that begin at these positions;
+                  earlier ones are not attended to. None: all begin at 0
     takes_begin   whether `features` takes begin=[B], where the first block begins
     """
 
@@ -106,18 +107,18 @@ def _telling(function: Callable | None, signal: Callable) -> Callable | None:
 class Ordered(NamedTuple):
     """Functions of a denoiser that reads each sequence in an order of its own (Eso-LM).
 
-    rank int32 [B, L] is the place of each position in the order; a position keeps its place in the
-    text. The network is time-free.
+    rank int32 [B, L] is the rank of each position in the order; positional information is that of
+    the text. The network is time-free.
 
     features     (z, t, rank, index [B, P] or None) -> h [B, P, D]: a position sees itself and those
-                 before it
-    predictions  (x, t, rank, round [B, L]) -> h [B, L, D]: each position as a mask, that sees the
-                 tokens of x of earlier rounds, and the masks of its own round before it
-    empty_cache  (rows, length) -> a key-value cache of texts of that length
+                 before it in the order
+    predictions  (x, t, rank, round [B, L]) -> h [B, L, D]: each position as a mask that sees the
+                 tokens of x from earlier rounds, and the preceding masks of its own round
+    empty_cache  (rows, length) -> a key-value cache of texts of this length
                  (this and `append`: None without a cache)
     append       (z [B, P], t, place [B, P], rank [B, P], keep [B, P], cache) -> (h [B, P, D],
-                 cache): symbols at these places see what the cache holds, themselves and those of
-                 z before them. The cache then also holds those to keep
+                 cache): symbols at these positions see the cache, themselves and preceding ones
+                 of z. The symbols to keep are then added to the cache
     """
 
     features: Callable[[Array, Array, Array, Array | None], Array]
@@ -132,10 +133,10 @@ class Ordered(NamedTuple):
 
 
 class Denoiser(NamedTuple):
-    """Network with parameters, context and dropout key bound: a function of (z, t) alone.
+    """Network with bound parameters, context and dropout key: a function of (z, t).
 
     features  (z [B, L], t [B]) -> h [B, L, D]
-    unembed   h [..., D] -> float32 logits [..., V]; losses and samplers need them at few positions
+    unembed   h [..., D] -> float32 logits [..., V]; losses and samplers need few positions
     rebind    n -> the denoiser with each row of context and keys repeated n times, or None
     teacher   `Teacher` of objectives/distillation.py, for an objective that needs one, or None
     behaviour `Behaviour` of objectives/policy.py, the model that drew the batch, or None
@@ -171,7 +172,7 @@ class Denoiser(NamedTuple):
         return self.unembed(self.features(z, t))
 
     def features_at(self, z: Array, t: Array, index: Array) -> Array:
-        """Features of the positions index [B, P] alone: [B, P, D]."""
+        """Returns the features of only the positions index [B, P]: [B, P, D]."""
         if self.accelerator.features_at is not None:
             return self.accelerator.features_at(z, t, index)
         return jnp.take_along_axis(self.features(z, t), index[..., None], axis=1)
@@ -201,12 +202,12 @@ class Network(NamedTuple):
 
     init       key -> parameters
     bind       (parameters, context, keys) -> Denoiser. context is that of a batch; keys [B] are for
-               dropout, None outside of training. With a companion, `bound` of it is a last argument
+               dropout, None except in training. With a companion, its `bound` is a last argument
     time_free  its features do not depend on t
     causal     the features of a position depend on nothing to its right
     blockwise  its denoisers have `blocks`
     flops      (parameters, length, block, or 0) -> FLOPs per token of a forward pass, or None
-    padding    number of entries of its parameters that stand for no symbol and are never used
+    padding    number of entries of its parameters that belong to no symbol and are never used
     products   operands of most of its matrix products: float32, or bfloat16 rounded from float32
     companion  `networks.tables.Tables`, tables of counts that support the network, or None
     mixtures   its denoisers read a `Mixture` too
@@ -222,7 +223,7 @@ class Network(NamedTuple):
     splits     devices can share a sequence, each with a part of its positions
     classifies its denoisers have `classify`, and predict no tokens
     hides      its denoisers have `within`
-    encodes    an encoder of its own reads clean blocks: without blocks a part of it is not used
+    encodes    it has a separate encoder for clean blocks, which is unused without blocks
     """
 
     init: Callable[[Array], Params]

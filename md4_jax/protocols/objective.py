@@ -1,4 +1,4 @@
-"""Losses, and what they and samplers require of a process and a network."""
+"""Losses, and the requirements of losses and samplers on a process and a network."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -7,12 +7,12 @@ from md4_jax.protocols.network import Denoiser
 
 # Names of the terms of a bound that are not part of its integral or sum over noise levels.
 PARTS = ("reconstruction", "prior", "orders", "alignment")
-# Names of diagnostics that do not depend on the noise level that is drawn.
+# Names of diagnostics that do not depend on the drawn noise level.
 FIXED = ("round", "power_min", "power_mean", "power_max")
 
 
 class Needs(NamedTuple):
-    """Requirements of an objective or a sampler, which `checks.validate` enforces.
+    """Requirements of an objective or a sampler, enforced by `checks.validate`.
 
     processes         protocols; the process must satisfy at least one of them
     time              its optimal denoiser depends on t: a time-free network is refused
@@ -32,7 +32,7 @@ class Needs(NamedTuple):
     preferences       its batches have `rejected`
     rewards           its batches are drawn by the model, with `reward` and `advantage`
     parametrisations  allowed values of process.parametrisation; None: any
-    why               reason, with which the error for time or parametrisation ends
+    why               reason, the end of the error message for time or parametrisation
     """
 
     processes: tuple[type, ...]
@@ -59,23 +59,23 @@ class Objective(Protocol):
     """Loss of each sequence: a bound on -log p, or a training-only loss.
 
     `is_bound(process)` is False for a training-only loss, which is never reported as a likelihood.
-    u [B] are antithetic uniforms in [0, 1) over the global batch; the objective turns them into
-    times, steps or numbers of masks. keys [B] holds one random key for each sequence. The
-    diagnostics include the terms of the bound that are named in PARTS.
+    u [B] are antithetic uniforms in [0, 1) over the global batch; the objective maps them to times,
+    steps or numbers of masks. keys [B] holds one random key per sequence. The diagnostics include
+    the terms of the bound that are named in PARTS.
 
     Optional attributes:
 
     is_exact(network)  True if the bound is the negative log-likelihood itself
     time_power         p > 1: the weight at small u is about 1 / u, and evaluation draws u = v^p
                        (`objectives/draws.py`). PARTS and FIXED are not reweighted
-    block_times        True if each block has its own time. A last argument `power`=p of the call
-                       then draws these times early and weights each block, and u is v
-    until              above 0: from that step on training uses `afterwards`, with the same
+    block_times        True if each block has its own time. The call then has a last argument
+                       `power`=p, which draws these times early and weights each block; u is then v
+    until              above 0: from this step on training uses `afterwards`, with the same
                        diagnostics
-    updates            above 1: each batch is used for so many steps, and the denoiser comes with
-                       `behaviour`, the model before the first of them
-    for_evaluation()   returns the bound of the same model with the least variance, also for a
-                       training-only loss; `auto` uses it
+    updates            above 1: number of steps with each batch; the denoiser has `behaviour`, the
+                       model before the first of them
+    for_evaluation()   returns the bound of the same model with the smallest variance, also for a
+                       training-only loss; used by `auto`
     is_loose           True if the optimal denoiser's bound is above the entropy
     """
 

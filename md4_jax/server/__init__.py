@@ -1,1 +1,1 @@
-"""The playground: a page in which to try a trained model, docs/playground.md."""
+"""The playground, a web page for trying a trained model: docs/playground.md."""

@@ -1,4 +1,4 @@
-"""Actions of the playground on one model: its facts, tokens, samples and costs of tokens."""
+"""Actions of the playground for one model: facts, tokenisation, samples and token costs."""
 
 import time
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ from md4_jax.protocols import Prompt, UserError
 from md4_jax.server import fields
 
 STEPS, USUAL_STEPS = tuple(2**n for n in range(11)), 64
-# Samplers' own keys that the page offers -> their values, or the range of a number. `any_order`
-# draws as many tokens a step as the grid says, so that its steps can be watched.
+# Keys of samplers offered on the page -> their values, or the range of a number. `any_order`
+# draws as many tokens per step as the grid determines, so that its steps can be watched.
 OFFERED = {
     "any_order": {"order": ("random", "left_to_right", "right_to_left")},
     "confidence": {"score": ("probability", "margin", "entropy")},
     "remask": {"strategy": ("cap", "rescale", "confidence"), "eta": (0.0, 1.0)},
 }
 FIXED = {"any_order": {"per_step": 0}}
-# Keys of the config that would lead elsewhere than to one sample of the length asked for.
+# Config keys that would not give a single sample of the requested length.
 PLAIN = {"block": 0, "memory": 0, "stride": 0, "stop": "", "min_entropy": 0.0, "judge": ""}
-# Keys of blocks, for a model that was not trained in blocks: without `block` they are refused.
+# Keys of blocks, which are invalid without `block`, for a model that was not trained in blocks.
 WITHOUT_BLOCKS = {"dual_cache": False, "next_token": False}
 GRIDS = ("cosine", "uniform", "log_linear")
 BLANK = "_"
@@ -34,7 +34,7 @@ SETTINGS = (
 
 
 def _offered(model: Any) -> list[str]:
-    """Returns the samplers that fit; UserError for a model with which the page can do nothing."""
+    """Returns the compatible samplers; UserError for a model that the page cannot use."""
     if model.experiment.network.classifies:
         raise UserError(f"{model.origin} is a classifier, which draws no samples")
     if model.experiment.sampler_step.needs.hides:
@@ -46,7 +46,7 @@ def _offered(model: Any) -> list[str]:
 
 
 class Playground:
-    """A model and what the page may ask of it."""
+    """A model with the actions of the page."""
 
     def __init__(self, model: Any, name: str):
         self._model, self._name, self._domain = model, name, model.domain
@@ -96,23 +96,23 @@ class Playground:
         return USUAL_STEPS if USUAL_STEPS in self._steps else self._steps[0]
 
     def _lengths(self) -> list[int]:
-        """Returns the lengths of samples; few, since each is compiled."""
+        """Returns the available lengths of samples; few, because each is compiled."""
         most = self._model.length
         if self._pictures:
             return [most]
-        # A text of blocks has whole ones, and one of edits begins with so many masks.
+        # A text of blocks has whole blocks, and one of edits begins with this many masks.
         least = max(16, getattr(self._model.experiment.process, "masks", 0))
         shorter = (n for n in STEPS if least <= n < most)
         return [*(n for n in shorter if n % (self._block or 1) == 0), most]
 
     def tokens(self, asked: fields.Asked) -> dict[str, Any]:
-        """Returns the word of each token of a text, None for a blank."""
+        """Returns the text of each token, None for a blank."""
         fields.check_keys(asked, ["text"])
         ids = self._encoded(fields.text(asked, "text"))
         return {"tokens": [None if i is None else word(self._domain, i) for i in ids]}
 
     def costs(self, asked: fields.Asked) -> dict[str, Any]:
-        """Returns what each token of a text adds to the bound, in bits."""
+        """Returns the contribution of each token of a text to the bound, in bits."""
         fields.check_keys(asked, ["text", "label"])
         text = fields.text(asked, "text")
         if BLANK in text:
@@ -131,14 +131,14 @@ class Playground:
         }
 
     def states(self, asked: fields.Asked) -> Iterator[dict[str, Any]]:
-        """Checks a request for a sample; returns its messages, which the model makes one by one."""
+        """Checks a request for a sample; returns its messages, generated one by one."""
         began = time.perf_counter()
         own = ["picture", "hidden"] if self._pictures else ["text", "hidden", "continues"]
         fields.check_keys(asked, [*own, *SETTINGS])
         settings = self._settings(asked)
         prompt, shown = self._prompt(asked, settings["length"])
         if self._model.experiment.network.marked and shown < settings["length"]:
-            # What comes after the text would move the end that the network sees.
+            # Tokens after the text would move the end-of-text position that the network sees.
             prompt, settings["length"] = Prompt(*(each[:shown] for each in prompt)), shown
         return self._messages(self._model.watch(prompt, **settings), prompt, shown, began)
 
@@ -147,7 +147,7 @@ class Playground:
     ) -> Iterator[dict]:
         """Yields the changes of each state among the first `shown` positions, then the result.
 
-        What comes after them is not drawn, if they are drawn first.
+        If they are drawn first, later positions are not drawn.
         """
         told, known = None, set()
         for state in states:
@@ -177,11 +177,11 @@ class Playground:
         yield {"done": True, "evaluations": state.evaluations, "seconds": seconds, **result}
 
     def _text(self, z: np.ndarray) -> str:
-        """Returns the text of symbols; V + 1, where a text that grows has no token, has none."""
+        """Returns the text of symbols; V + 1, an absent token of a growing text, has none."""
         return self._domain.decode(z[z != self._domain.vocab_size + 1])
 
     def _settings(self, asked: fields.Asked) -> dict[str, Any]:
-        """Returns keys of the section `sample`; none of them names a file."""
+        """Returns keys of the section `sample`, none of which refers to a file."""
         sampler = fields.choice(asked, "sampler", self._samplers, self.facts["sampler"])
         label = self._label(asked)
         settings = {
@@ -209,7 +209,7 @@ class Playground:
         return fields.whole(asked, "label", -1, -1, len(self.facts["labels"]) - 1)
 
     def _prompt(self, asked: fields.Asked, length: int) -> tuple[Prompt, int]:
-        """Returns what stays, and how many positions the user's text has."""
+        """Returns the prompt, and the number of positions of the user's text."""
         if self._pictures:
             return self._picture(asked), length
         ids = self._encoded(fields.text(asked, "text"))
@@ -236,7 +236,7 @@ class Playground:
         return Prompt(np.asarray(tokens, np.int32), np.repeat(stays, channels))
 
     def _encoded(self, text: str) -> list[int | None]:
-        """Returns the ids of a text, None for each blank; the pieces between are encoded alone."""
+        """Returns the ids of a text, None for each blank; each piece is encoded separately."""
         if self._pictures:
             raise UserError("this model has images, not text")
         ids: list[int | None] = []
@@ -245,7 +245,7 @@ class Playground:
                 ids += [None] if number else []
                 ids += [int(i) for i in self._domain.encode(piece)] if piece else []
         except UserError:
-            # Its offset counts from the last blank: with a symbol in place of each, from the start.
+            # The offset counts from the last blank; with a symbol for each blank, from the start.
             self._domain.encode(text.replace(BLANK, self._domain.decode([0])))
             raise
         return ids

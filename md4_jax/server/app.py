@@ -1,4 +1,4 @@
-"""Web application of the playground: its files, its actions and what it refuses."""
+"""Web application of the playground: its files, its actions and its access control."""
 
 import ipaddress
 import json
@@ -20,11 +20,11 @@ from md4_jax.generate import pages
 from md4_jax.protocols import UserError
 from md4_jax.server.actions import Playground
 
-MOST_BYTES = 2**16  # of a request
-MOST_AT_ONCE = 8  # requests that the model works on in turn
+MOST_BYTES = 2**16  # largest size of a request
+MOST_AT_ONCE = 8  # largest number of queued requests
 READ_SECONDS = 10.0  # for a request to arrive
 OWN = Path(__file__).with_name("page")
-# Address -> file and type: all that can be read through the server.
+# Address -> file and type: the only files that the server delivers.
 FILES = {
     "/": (OWN / "index.html", "text/html"),
     "/app.css": (OWN / "app.css", "text/css"),
@@ -50,7 +50,7 @@ FAILED = "the model failed; the terminal of the server says why"
 
 
 def application(playground: Playground, hosts: Iterable[str] = ()) -> ASGIApp:
-    """Makes the application; hosts: names besides localhost under which it may be called."""
+    """Makes the application; hosts: allowed host names in addition to localhost."""
     server = _Server(playground)
     routes = [Route(path, _file(*what), methods=["GET"]) for path, what in FILES.items()]
     routes += [
@@ -64,7 +64,7 @@ def application(playground: Playground, hosts: Iterable[str] = ()) -> ASGIApp:
 
 
 class _Server:
-    """Answers requests; the model works on one step of one request at a time."""
+    """Handles requests; the model runs one step of one request at a time."""
 
     def __init__(self, playground: Playground):
         self._playground = playground
@@ -97,7 +97,7 @@ class _Server:
         return _Lines(self, messages)
 
     async def alone(self, function: Callable, *arguments: Any) -> Any:
-        """Runs a function in a thread while no other request uses the model; first come first."""
+        """Runs a function in a thread with exclusive use of the model, in order of arrival."""
         if self._one is None:
             self._one = anyio.CapacityLimiter(1)
         return await anyio.to_thread.run_sync(function, *arguments, limiter=self._one)
@@ -112,7 +112,7 @@ class _Server:
 
 
 class _Lines(Response):
-    """Stream of JSON lines, one for each message; it ends early if the reader goes away."""
+    """Stream of JSON lines, one per message; it ends early if the client disconnects."""
 
     def __init__(self, server: _Server, messages: Iterator[dict[str, Any]]):
         super().__init__(media_type="application/x-ndjson")
@@ -142,7 +142,7 @@ class _Lines(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def _next(self, done: object) -> Any:
-        """Returns the next message, or the error with which the stream ends."""
+        """Returns the next message, or the error that ends the stream."""
         try:
             return await self._server.alone(next, self._messages, done)
         except UserError as error:
@@ -153,7 +153,7 @@ class _Lines(Response):
 
 
 class Guard:
-    """Refuses other hosts, other origins and large requests; adds headers to every answer."""
+    """Rejects other hosts, other origins and large requests; adds headers to every response."""
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str]):
         self._app, self._hosts = app, {"localhost", *(host.lower() for host in hosts)}
@@ -174,7 +174,7 @@ class Guard:
         await (refused or self._app)(scope, receive, guarded)
 
     def _refusal(self, method: str, headers: Headers) -> Response | None:
-        """Returns what to answer in place of the application; None if there is no objection."""
+        """Returns the response to a rejected request; None if the request is accepted."""
         host = headers.get("host", "")
         if not self._is_own(host):
             return _sentence(421, f"this server is not {host[:80]!r}: open the address it printed")
@@ -189,7 +189,7 @@ class Guard:
         return None
 
     def _is_own(self, host: str) -> bool:
-        """Whether a Host header names this server. A number is safe: no name leads to it."""
+        """Returns whether a Host header names this server. IP addresses are safe (no DNS)."""
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
         if name.lower() in self._hosts:
             return True
@@ -201,7 +201,7 @@ class Guard:
 
 
 async def _json(request: Request) -> Any:
-    """Reads the body of a request; HTTPException if it is too large, slow or no JSON."""
+    """Reads the body of a request; HTTPException if it is too large, too slow or not JSON."""
     body = b""
     try:
         with anyio.fail_after(READ_SECONDS):

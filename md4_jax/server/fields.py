@@ -1,4 +1,4 @@
-"""Fields of a request, each checked before it reaches the model; UserError says what is allowed."""
+"""Fields of a request, validated before use; a UserError tells what is allowed."""
 
 import base64
 import binascii
@@ -23,7 +23,7 @@ def check_keys(asked: Any, known: Iterable[str]) -> None:
 
 
 def text(asked: Asked, key: str) -> str:
-    """Returns a text, '' without it; one that UTF-8 cannot write is refused."""
+    """Returns a text, '' if missing; UserError if UTF-8 cannot encode it."""
     value = asked.get(key, "")
     if not isinstance(value, str):
         raise UserError(f"{key} must be text, not {_shown(value)}")
@@ -38,7 +38,7 @@ def text(asked: Asked, key: str) -> str:
 def choice(asked: Asked, key: str, options: Collection[Any], default: Any) -> Any:
     """Returns one of the options."""
     value = asked.get(key, default)
-    # A list has no hash, and True would be found as 1.
+    # A list is not hashable, and True equals 1.
     if isinstance(value, bool) or not isinstance(value, int | str) or value not in options:
         allowed = ", ".join(map(str, options))
         raise UserError(f"{key} must be one of {allowed}, not {_shown(value)}")
@@ -63,7 +63,7 @@ def number(asked: Asked, key: str, default: float, least: float, most: float) ->
 
 
 def places(asked: Asked, key: str, count: int) -> np.ndarray:
-    """Returns the marked positions among `count`, bool [count], from a list of their numbers."""
+    """Returns the marked positions, bool [count], from a list of their indices."""
     value = asked.get(key, [])
     fits = isinstance(value, list) and all(
         isinstance(n, int) and not isinstance(n, bool) and 0 <= n < count for n in value
@@ -76,7 +76,7 @@ def places(asked: Asked, key: str, count: int) -> np.ndarray:
 
 
 def octets(asked: Asked, key: str, count: int) -> np.ndarray | None:
-    """Returns `count` bytes from base64, uint8 [count]; None without them."""
+    """Returns `count` bytes from base64, uint8 [count]; None if missing."""
     value = text(asked, key)
     if not value:
         return None

@@ -1,4 +1,4 @@
-"""Start of the playground on an address of this machine."""
+"""Serving of the playground at an address of this machine."""
 
 import contextlib
 import ipaddress
@@ -46,7 +46,7 @@ def run(load: Callable[[], Any], name: str, host: str, port: int) -> int:
 
 
 def check_installed() -> None:
-    """Raises UserError, with the command, if the packages of the server are missing."""
+    """Raises UserError, with the install command, if the packages of the server are missing."""
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
@@ -55,13 +55,13 @@ def check_installed() -> None:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens; port 0 takes a free one. UserError if it cannot."""
+    """Returns a listening socket; port 0 selects a free one. UserError if that fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        # Before the address is printed, and before another server can take it.
+        # Listens before the address is printed, and before another server can take it.
         listening.listen()
     except (OSError, OverflowError) as error:
         listening.close()
@@ -73,7 +73,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def is_local(host: str) -> bool:
-    """Returns whether only this machine can reach the address."""
+    """Returns whether the address is reachable only from this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

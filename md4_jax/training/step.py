@@ -116,8 +116,7 @@ def make_train_step(
 
     pace: (step, fraction of the seconds spent) -> factor of the optimizer's update. The update then
     takes this fraction as a third argument.
-    bounded: whether finite gradients have finite updates; otherwise the update is computed twice,
-    to check it.
+    bounded: whether finite gradients have finite updates; else the update is computed twice.
 
     The gradient is that of the mean nats per counted token. If the loss, the gradient or the update
     is not finite, parameters, optimizer and moving average are left unchanged, and the step counts
