@@ -2,11 +2,11 @@
 
     GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python tools/blocks.py [KEY=VALUE ...]
 
-Each row is one run of --mode bench with the network of configs/block_text8.py, untrained. The
-sampler is `ancestral` with one step for each token of a block, 16 steps at most. A block sees the
-256 tokens before it, which is the training length. The column "with" keeps keys and values of
-finished blocks. The column "without" computes them again before each block and draws the same
-samples. KEY=VALUE arguments are keys of the config.
+Each row is one run of --mode bench with the untrained network of configs/block_text8.py. The
+sampler is `ancestral` with one step per token of a block, at most 16 steps. A block attends to the
+previous 256 tokens, which is the training length. The column "with" caches keys and values of
+finished blocks. The column "without" recomputes them before each block and draws the same samples.
+KEY=VALUE arguments are keys of the config.
 """
 
 import sys
@@ -14,7 +14,7 @@ import sys
 import program
 
 MEMORY = 256
-# Block, length and batch of each row, and whether it is timed without the cache too.
+# Block, length and batch of each row, and whether it is also timed without the cache.
 ROWS = (
     (1, 256, 8, False),
     (4, 256, 8, True),

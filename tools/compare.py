@@ -5,11 +5,10 @@
     python tools/compare.py --families block --vary objective.block=1,4,16,64,256 -- ...
 
 Each family is trained twice. The first run has --steps steps. The second has as many steps as fit
-into --seconds at the step time of that family. Step times are measured one after another, so the
-machine should do nothing else then; the training runs may share it. Each run has a learning-rate
-schedule of its own length. Runs and logs stay in --workdir, and a comparison that was interrupted
-continues from there. --speed prints step times alone. --vary trains each family once for each
-value of a key.
+into --seconds at the step time of the family. Step times are measured one after another on an
+otherwise idle machine; the training runs may share it. Each run has a learning-rate schedule of its
+own length. Runs and logs are kept in --workdir, and an interrupted comparison continues from there.
+--speed only prints step times. --vary trains each family once per value of a key.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from configs.families import FAMILIES
 
 
 class Row(NamedTuple):
-    """One row of the table: a family, its name there, and arguments of its own."""
+    """One row of the table: a family, its label, and additional arguments."""
 
     family: str
     name: str
@@ -44,7 +43,7 @@ def rows_of(families: list[str], vary: str) -> list[Row]:
 
 
 def bench(row: Row, directory: Path, extra: list[str]) -> dict | str:
-    """Times the training step and keeps the numbers in a file; the message where it is refused."""
+    """Times the training step and stores the numbers in a file; returns the message of an error."""
     kept = directory / f"{row.name}.bench.json"
     if not kept.exists():
         words = program.config_words(f"configs/families.py:{row.family}", "bench.parts=train")
@@ -59,7 +58,7 @@ def bench(row: Row, directory: Path, extra: list[str]) -> dict | str:
 
 
 def train(row: Row, steps: int, workdir: Path, extra: list[str]) -> dict:
-    """Trains for that many steps, unless done before; returns the final evaluation."""
+    """Trains for this number of steps, unless already done; returns the final evaluation."""
     keys = f"train.num_steps={steps} optim.warmup_steps={min(100, steps // 5)} "
     keys += "train.seconds=0 evals.validation.every=0"
     words = program.config_words(f"configs/families.py:{row.family}", keys)
@@ -70,7 +69,7 @@ def train(row: Row, steps: int, workdir: Path, extra: list[str]) -> dict:
 
 
 def bits(result: dict) -> str:
-    """Writes a result as '2.900 +- 0.012', with its reconstruction and prior parts if any."""
+    """Formats a result as '2.900 +- 0.012', with its reconstruction and prior parts if any."""
     parts = ("reconstruction", "prior")
     rest = [f"{p} {result[f'{p}_bits_per_token']:.3f}" for p in parts if
             result.get(f"{p}_bits_per_token", 0.0) > 5e-4]  # fmt: skip
@@ -79,7 +78,7 @@ def bits(result: dict) -> str:
 
 
 def speed_table(rows: list[Row], directory: Path, extra: list[str]) -> None:
-    """Prints step time, tokens/s, share of the matrix rate and memory of each family."""
+    """Prints step time, tokens/s, fraction of the matrix rate and memory of each family."""
     print(
         "| family | s/step (min-max) | tokens/s | of the matrix rate (formula; compiler) "
         "| temporaries MiB | peak RSS GiB |\n|---|---|---|---|---|---|",

@@ -1,20 +1,20 @@
-"""Measures how often the 95% interval of a likelihood bound holds the exact bound.
+"""Measures how often the 95% interval of a likelihood bound contains the exact bound.
 
     python tools/coverage.py [--families md4,udlm] [--repeats 400] [--out FILE.json]
 
-The tokens of a sequence are independent and the denoiser looks at one token at a time. So the exact
-bound is a sum over tokens, each by enumeration of all noise. Every repetition evaluates `ROWS`
-sequences in batches of `BATCH`, as the evaluator `likelihood` does, with 1.96 standard errors on
-both sides. A row of the table is one family:
+The tokens of a sequence are independent, and the denoiser reads one token at a time. So the exact
+bound is a sum over tokens, computed by enumeration of all noise. Every repetition evaluates `ROWS`
+sequences in batches of `BATCH`, like the evaluator `likelihood`, with 1.96 standard errors on both
+sides. A row of the table is one family:
 
-    new, same     part of the intervals that hold the bound, in percent: for new sequences in each
-                  repetition, and for one sequence `ROWS` times, of which the draws alone differ
-    spread        standard deviation of the estimates over repetitions of one sequence, in bits a
+    new, same     percentage of the intervals that contain the bound: for new sequences in each
+                  repetition, and for one sequence repeated `ROWS` times with different draws
+    spread        standard deviation of the estimates over repetitions of one sequence, in bits per
                   character, and the mean of the reported standard errors
-    work          network evaluations of a sequence for a spread of 0.01 bits per character
+    work          network evaluations per sequence for a spread of 0.01 bits per character
 
-"plain" are times from U(0, 1) with errors that take sequences as independent. The others are those
-of the evaluator: `evaluation_times` and errors that account for strata.
+"plain" has times from U(0, 1) and errors that treat sequences as independent. The other rows are as
+in the evaluator: `evaluation_times`, and errors that account for strata.
 """
 
 import argparse
@@ -83,12 +83,12 @@ class Measured(NamedTuple):
 
     @property
     def work(self) -> float:
-        """Returns the network evaluations of a sequence for a spread of 0.01 bits per character."""
+        """Returns the network evaluations per sequence for a spread of 0.01 bits per character."""
         return ROWS * (self.spread / 0.01) ** 2
 
 
 def outputs(process: Any, z: Array, t: Array) -> Array:
-    """Returns the logits of the law of a token with an error that depends on z and t: [B, L, V]."""
+    """Returns the logits of a token's distribution with an error that depends on z, t: [B, L, V]."""
     symbol = jnp.arange(SYMBOLS)
     error = 0.5 * jnp.cos(3.0 * t[..., None] + 2.1 * z[..., None] + 1.7 * symbol)
     logits = jnp.log(jnp.asarray(LAW, jnp.float32)) + error
@@ -100,7 +100,7 @@ def outputs(process: Any, z: Array, t: Array) -> Array:
 
 
 def network_of(process: Any) -> Network:
-    """Returns the network without parameters that looks at one token at a time."""
+    """Returns a network without parameters that reads one token at a time."""
 
     def features(z: Array, t: Array) -> Array:
         return outputs(process, z, jnp.broadcast_to(t[:, None], z.shape))
@@ -114,7 +114,7 @@ def network_of(process: Any) -> Network:
 
 
 class Plain:
-    """Objective whose times are drawn from U(0, 1)."""
+    """Objective with times drawn from U(0, 1)."""
 
     def __init__(self, objective: Any):
         self._objective = objective
@@ -125,7 +125,7 @@ class Plain:
 
 def exact_nats(objective: Any, process: Any) -> np.ndarray:
     """Returns the bound of each symbol in nats, by enumeration of the noise: float64 [V]."""
-    # The bound of blocks is that of `md4`, if tokens are independent.
+    # The bound of blocks equals that of `md4` for independent tokens.
     objective = MD4() if isinstance(objective, BlockDiffusion) else objective
     points, symbols = rule(getattr(objective, "timesteps", 1), PANELS), jnp.arange(SYMBOLS)
     bind = network_of(process).denoiser
@@ -149,7 +149,7 @@ def exact_nats(objective: Any, process: Any) -> np.ndarray:
     def total(key: Array) -> Array:
         u, weight = points.points(key)
         many = evaluation_times(objective, process, u)[1] is not None
-        if many and not hasattr(objective, "timesteps"):  # of which the rule has the edges
+        if many and not hasattr(objective, "timesteps"):  # the rule has the edges of its steps
             u, early = early_times(u, min(5, objective.time_power))
             weight = weight * early
         found = nats(u[when], x, key, which).reshape(shape)

@@ -1,4 +1,4 @@
-"""Times samples of E2D2 and of block diffusion with as many blocks: docs/families/e2d2.md.
+"""Times sampling of E2D2 and of block diffusion of equal depth: docs/families/e2d2.md.
 
 python tools/encoder_decoder.py --turns 5
 """
@@ -29,7 +29,7 @@ def networks(decoder: int):
 
 
 def program(network, block: int):
-    """Returns (params, keys) -> samples, a token in a step, and their evaluations."""
+    """Returns (params, keys) -> samples, one token per step, and their evaluations."""
     sampler, step = Blocks(block, LENGTH), Confidence(per_step=1)
 
     def run(params, keys):
@@ -50,7 +50,7 @@ def seconds(run, *arguments) -> float:
 
 
 def main() -> None:
-    """Prints a row of the table for each case."""
+    """Prints one row of the table per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--decoder", type=int, default=2, help="layers of the decoder")

@@ -1,4 +1,4 @@
-"""Times samples of Eso-LM with and without keys and values kept: docs/families/eso_lm.md.
+"""Times sampling of Eso-LM with and without a key-value cache: docs/families/eso_lm.md.
 
 python tools/eso_lm.py --turns 5
 """
@@ -40,7 +40,7 @@ def seconds(run, *arguments) -> float:
 
 
 def main() -> None:
-    """Prints a row of the table for each case."""
+    """Prints one row of the table per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=5)
     turns = parser.parse_args().turns

@@ -1,9 +1,9 @@
-"""Draws the package as floors: each room (a folder or a module at the top) above all it imports.
+"""Prints the layers of the package: each room (folder or top-level module) is above its imports.
 
     python tools/floors.py
 
-Prints a line for each floor, the highest first, and under each room the rooms that it imports.
-The exit code is 1 where rooms import one another in a circle, or there are more than nine floors.
+Prints one line per floor (layer), the highest first, and under each room the rooms that it imports.
+The exit code is 1 if imports are circular, or if there are more than nine floors.
 """
 
 import ast
@@ -15,7 +15,7 @@ MOST = 9
 
 
 def rooms() -> dict[str, set[str]]:
-    """Returns the rooms that each room's files import, also inside functions."""
+    """Returns {room: rooms that its files import}, including imports inside functions."""
     doors = (PACKAGE / "__init__.py", PACKAGE / "__main__.py")  # of one line
     files = [path for path in PACKAGE.rglob("*.py") if path not in doors]
     known = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in files}
@@ -28,7 +28,7 @@ def rooms() -> dict[str, set[str]]:
 
 
 def imported(node: ast.AST) -> set[str]:
-    """Returns the rooms of this package that an import statement names."""
+    """Returns the rooms of this package in an import statement."""
     if isinstance(node, ast.ImportFrom) and node.module == "md4_jax":
         return {alias.name for alias in node.names}
     names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -37,7 +37,7 @@ def imported(node: ast.AST) -> set[str]:
 
 
 def floors(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Returns the rooms of each floor, the lowest first; SystemExit for a circle."""
+    """Returns the rooms of each floor, the lowest first; SystemExit for circular imports."""
     stacked: list[list[str]] = []
     left = dict(graph)
     while left:
@@ -51,7 +51,7 @@ def floors(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def main() -> int:
-    """Prints the drawing and returns the exit code."""
+    """Prints the floors and returns the exit code."""
     graph = rooms()
     stacked = floors(graph)
     for number in range(len(stacked), 0, -1):

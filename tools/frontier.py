@@ -5,10 +5,10 @@
 
 Each point is one run of --mode sample. It has the bound on -log p of the samples under --judge
 (the run itself, or the directory of another run with the same tokenizer), their unigram entropy,
-and the network evaluations of a sequence. Read bits and entropy together: samples that repeat
-themselves have low bits and a low entropy. Rows go to WORKDIR/figures/frontier.jsonl, and a point
-that is there is not made again, unless the run has a newer checkpoint or eval.checkpoint is another
-one. The picture is frontier.png beside it.
+and the network evaluations per sequence. Read bits and entropy together: repetitive samples have
+low bits and a low entropy. Rows are written to WORKDIR/figures/frontier.jsonl. Existing points are
+not recomputed unless the run has a newer checkpoint or eval.checkpoint has changed. The plot is
+frontier.png beside it.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def real(text: str) -> list[float]:
 
 
 def newest(workdir: Path) -> int:
-    """Returns the step of the newest checkpoint; eval.checkpoint may name another to sample."""
+    """Returns the step of the newest checkpoint; eval.checkpoint may select another one."""
     steps = [int(p.name) for p in (workdir / "checkpoints").glob("*") if p.name.isdigit()]
     if not steps:
         sys.exit(f"error: --workdir {workdir} holds no trained run")
@@ -43,7 +43,7 @@ def newest(workdir: Path) -> int:
 
 
 def checkpoint(flags: argparse.Namespace) -> str:
-    """Returns eval.checkpoint of the config: which checkpoint --mode sample takes."""
+    """Returns eval.checkpoint of the config: the checkpoint that --mode sample uses."""
     try:
         run = place(str(flags.workdir))
         asked = files.load(flags.config) if flags.config else config.stored(run)
@@ -53,7 +53,7 @@ def checkpoint(flags: argparse.Namespace) -> str:
 
 
 def matches(row: dict, asked: dict) -> bool:
-    """Returns whether a row is of this point; older rows have the step of the newest alone."""
+    """Returns whether a row belongs to this point; older rows have only the newest step."""
     return asked.items() <= {"newest": row.get("step"), "checkpoint": "newest", **row}.items()
 
 

@@ -1,14 +1,14 @@
-"""Times this package on a GPU: every row of the table in one command, in about nine minutes.
+"""Times this package on a GPU: all rows of the table in one command, in about nine minutes.
 
     python tools/gpu_report.py --out docs/results/gpu.json [--seconds 480] [--only WORD]
     python tools/gpu_report.py --out text8.json --only none --text8 FILE   # ten minutes more
     python tools/gpu_report.py --dry        # without a GPU: lowers each training step for CUDA
 
-A row is one `--mode bench`, in a process of its own. Rows that do not fit the memory or the time
-are named with the reason. The share of the rate is that of the network's formula, against a bf16
-product of 8192 x 8192 x 8192 timed between the windows of the same run. The last row says what
-takes the time. At the end a few steps on the GPU and on the CPU have their losses compared. With
---text8, configs/text8_gpu.py then trains on that file for ten minutes.
+A row is one `--mode bench` in a separate process. Rows that exceed the memory or the time are
+listed with the reason. The fraction of the rate compares the FLOPs of the network's formula with a
+bf16 product of 8192 x 8192 x 8192, timed between the windows of the same run. The last row lists
+the slowest operations. Finally the losses of a few steps on the GPU and on the CPU are compared.
+With --text8, configs/text8_gpu.py then trains on this file for ten minutes.
 """
 
 import argparse
@@ -30,12 +30,12 @@ CHARACTERS = "bench.random_tokens=27"
 NARROW = "network.dtype=bfloat16"
 PLAIN = "network.dropout=0 network.attention_dropout=0 network.embedding_dropout=0"
 NAMES = "bench.names=30"  # what takes the time
-# Without microbatches, and with a batch that fits 80 GB.
+# Without microbatches, and with a batch that fits into 80 GB.
 MD4_S = f"{WORDS} {NARROW} train.batch_size=32 train.microbatches=1"
 
 
 class Row(NamedTuple):
-    """A row: its name, and config, part and keys of the bench."""
+    """One row: its name, and config, part and keys of the benchmark."""
 
     name: str
     config: str
@@ -87,7 +87,7 @@ LOSSES = (
 
 
 def timed(row: Row) -> dict[str, Any]:
-    """Times a row in a process of its own; {"error": reason} if it fails."""
+    """Times a row in a separate process; {"error": reason} if it fails."""
     words = program.bench_words(row.config, row.keys, row.part, 3, 0.7)
     command = [sys.executable, "-m", "md4_jax", *words]
     environment = dict(os.environ)
@@ -120,7 +120,7 @@ def losses() -> dict[str, Any]:
 
 
 def learned(text: Path) -> dict[str, Any]:
-    """Trains text8_gpu.py on a text for ten minutes; returns what its test split found."""
+    """Trains text8_gpu.py on a text for ten minutes; returns the evaluation of the test split."""
     keys = f"data.path={text.resolve()} log.trackers="
     words = program.config_words("configs/text8_gpu.py", keys)
     with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +139,7 @@ def lowered(row: Row) -> dict[str, Any]:
     from md4_jax.training.loop import abstract_state
     from md4_jax.training.step import make_train_step
 
-    # Lowering asks the library for its version, and there is none here.
+    # Lowering queries the version of the library, which is absent here.
     fused_attention_stablehlo.check_cudnn_version = lambda: 91000
     keys = dict(word.split("=", 1) for word in f"{row.keys} bench.parts=train".split())
     keys |= {"train.batch_size": "2"}
@@ -169,7 +169,7 @@ def line(name: str, n: dict[str, Any]) -> str:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Times the rows in turn, printing each; the file is written again after each."""
+    """Times the rows one by one, printing each and rewriting the file after it."""
     began, found = time.monotonic(), {}
     print(
         "| | seconds (min-max) | tokens/s | of the rate | rate, TFLOP/s | peak GiB |\n"

@@ -3,9 +3,9 @@
     GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python tools/growth.py [--out growth.png]
 
 Each point is one run of --mode bench in float32 with AdamW and the moving average. The speed of a
-machine changes, so a matrix product of 2048 x 2048 x 2048 is timed between the windows, and steps
-are compared by seconds times the rate of that product. The slope is that of a line through the
-upper half of the points on logarithmic axes. The table is printed; --out also draws it.
+machine varies, so a matrix product of 2048 x 2048 x 2048 is timed between the windows, and steps
+are compared by seconds times the rate of this product. The slope is that of a line fitted to the
+upper half of the points on logarithmic axes. The table is printed; --out also plots it.
 """
 
 import argparse
@@ -22,7 +22,7 @@ BASE = (
 
 
 class Axis(NamedTuple):
-    """Quantity that grows: name, keys set to each value, values, expected slope."""
+    """Varied quantity: name, keys set to each value, values, expected slope."""
 
     name: str
     keys: str
@@ -45,13 +45,13 @@ AXES = (
 
 
 def slope(x: list[float], y: list[float]) -> float:
-    """Slope of the line through the upper half of the points, at least two."""
+    """Returns the slope of the line fitted to the upper half of the points, at least two."""
     half = max(2, math.ceil(len(x) / 2))
     return float(np.polyfit(np.log(x[-half:]), np.log(y[-half:]), 1)[0])
 
 
 def draw(rows: dict[str, tuple[list[float], list[float], float]], path: str) -> None:
-    """Draws one panel for each axis."""
+    """Draws one panel per axis."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -2,15 +2,15 @@
 
     python tools/head.py --topology v5e:8x8 [--rows 512 --length 1024 --size 768 --symbols 50257]
 
-Compiles the masked cross-entropy and its gradient in features and head for the chips of a
-topology (cpu:1, v5e:8x8; TPUs need libtpu). The dtype is bfloat16 on TPUs and float32 on CPUs,
+Compiles the masked cross-entropy and its gradient with respect to features and head for the chips
+of a topology (cpu:1, v5e:8x8; TPUs need libtpu). The dtype is bfloat16 on TPUs and float32 on CPUs,
 and rows are split over all chips.
 
     plain      logits of all positions at once
     chunked    all positions, a chunk of logits at a time (`objectives/head.py`)
-    gathered   the masked positions alone, if they fit the smallest capacity
+    gathered   only the masked positions, if they fit into the smallest capacity
 
-Bytes are those of one chip. GFLOP count the matrix products, on CPUs alone.
+Bytes are per chip. GFLOP counts the matrix products, on CPUs only.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Times samples from left to right with keys and values kept, and without.
+"""Times left-to-right sampling with and without a key-value cache.
 
     python tools/left_to_right.py
 
-Both draw the same tokens, in one process. It prints the medians in seconds and their ratio.
+Both draw the same tokens in one process. Prints the medians in seconds and their ratio.
 """
 
 import statistics
@@ -17,7 +17,7 @@ from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.left_to_right import LeftToRight
 from md4_jax.samplers.loop import no_prompt, sample
 
-# Sequences, tokens of each, symbols and width of the convolution.
+# Number of sequences, their tokens, symbols, and width of the convolution.
 SIZES = ((16, 256, 27, 3), (1, 256, 27, 3), (1, 512, 50257, 0))
 
 

@@ -1,10 +1,10 @@
-"""Measures the memory of a process that loads a sharded checkpoint onto a mesh.
+"""Measures the memory for loading a sharded checkpoint onto a mesh.
 
     python tools/loading.py [--gigabytes 2] [--shards 8] [--devices 4]
 
-Makes a random RADD checkpoint of float32 in a temporary folder and loads it in a new process, onto
-a mesh of forced CPU devices that splits it over `tensor`. Prints a line of JSON: bytes of the
-parameters and of the largest shard, and the peak of resident memory above that before loading.
+Makes a random float32 RADD checkpoint in a temporary folder and loads it in a new process, onto a
+mesh of emulated CPU devices that splits it over `tensor`. Prints a line of JSON: bytes of the
+parameters and of the largest shard, and the peak resident memory minus that before loading.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def resident(key: str) -> int:
 
 
 def load(folder: Path, tiny: Path, devices: int) -> None:
-    """Loads a tiny checkpoint, for what a process needs in any case, and then the other one."""
+    """Loads a tiny checkpoint, to subtract the fixed memory of a process, and then the other one."""
     import jax
 
     import md4_jax

@@ -1,4 +1,4 @@
-"""Copies of the checkout, and what their tests say: how mutants.py tries a fault."""
+"""Copies of the checkout and the results of their tests, for trying faults in mutants.py."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from typing import Any
 
 FROM_ELSEWHERE = ("tests", "launch", "tools", "pyproject.toml")  # what --tests-from replaces
 RUNNING: set[subprocess.Popen] = set()
-# What is asked one after another, each where nothing before it has failed.
+# Selections of tests to run in order, each only if none before it has failed.
 STAGES = {
     "quick": ["-m", "not slow"],
     "slow": ["-m", "slow"],
@@ -50,7 +50,7 @@ def copy_checkout(own: Path, folder: Path, tests_from: Path | None) -> Path:
 
 
 def pytest(copy: Path, tests: list[str], which: list[str], timeout: float) -> tuple[str, str]:
-    """(passed, seen or error; by what) of one call of pytest."""
+    """Returns (passed, seen or error; the failed test or message) of one call of pytest."""
     words = ["-x", "-q", "-p", "no:cacheprovider", *which, *tests]
     more = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     # Temporary files of killed tests are deleted with the copy.
@@ -87,8 +87,8 @@ def kill(process: subprocess.Popen) -> None:
 def ask(copy: Path, tests: list[str], options: Any) -> dict:
     """Runs the tests on the copy: {status: seen, escaped or error, by, when, seconds}.
 
-    options: quick and timeout of the command. The slow tests run where no quick one has failed,
-    those of campaigns where none of these has.
+    options: quick and timeout of the command. Slow tests run if no quick one has failed, those of
+    campaigns if none of these has.
     """
     began, status, by, when = time.monotonic(), "passed", "", ""
     tests = [test for test in tests if test_file(copy, test).is_file()]

@@ -1,7 +1,7 @@
 """Mutation testing: changes the package one line at a time and checks that tests fail.
 
-The faults are in mutants.toml. Each is made in a copy of the checkout, in which its tests run, the
-quick ones first. A fault that no test sees shows what the tests leave open.
+The faults are in mutants.toml. Each is made in a copy of the checkout, where its tests run, the
+quick ones first. A fault that no test notices shows a gap in the tests.
 
     python tools/mutants.py --check --out mutants.json
     python tools/mutants.py --table mutants.json
@@ -25,7 +25,7 @@ FAULTS = Path(__file__).with_name("mutants.toml")
 
 
 def load() -> list[dict]:
-    """Reads the faults; SystemExit with all mistakes in them."""
+    """Reads the faults; SystemExit lists all mistakes in the file."""
     mutants = tomllib.loads(FAULTS.read_text(encoding="utf-8"))["mutant"]
     names = [m["name"] for m in mutants]
     wrong = [f"{m['name']} ({m['file']}): {w}" for m in mutants for w in mistakes(m)]
@@ -42,7 +42,7 @@ def load() -> list[dict]:
 
 
 def mistakes(mutant: dict) -> list[str]:
-    """Says in words what is wrong with the entry of one fault."""
+    """Describes the mistakes in the entry of one fault."""
     if not (ROOT / mutant["file"]).is_file():
         return ["there is no such file"]
     text = (ROOT / mutant["file"]).read_text(encoding="utf-8")
@@ -73,7 +73,7 @@ def try_out(copies: queue.Queue, mutant: dict, options: argparse.Namespace) -> d
 
 
 def check(copies: queue.Queue, mutants: list[dict], options: argparse.Namespace) -> list[str]:
-    """Runs each file of tests on the unchanged code; returns those that fail."""
+    """Runs each test file on the unchanged code; returns those that fail."""
     tests = dict.fromkeys(test for mutant in mutants for test in mutant["tests"])
     print(f"{len(tests)} files of tests on the code as it is: each should pass, so escape")
     same = {"file": "md4_jax/__init__.py", "before": "", "after": ""}
@@ -82,7 +82,7 @@ def check(copies: queue.Queue, mutants: list[dict], options: argparse.Namespace)
 
 
 def each(copies: queue.Queue, mutants: list[dict], options: argparse.Namespace):
-    """Yields (name, result) of each fault when it is done, and prints a line."""
+    """Yields (name, result) of each fault when done, and prints a line."""
     pool = concurrent.futures.ThreadPoolExecutor(options.workers)
     try:
         waits = {pool.submit(try_out, copies, m, options): m["name"] for m in mutants}
@@ -100,7 +100,7 @@ def each(copies: queue.Queue, mutants: list[dict], options: argparse.Namespace):
 
 
 def campaign(mutants: list[dict], options: argparse.Namespace) -> int:
-    """Tries the faults, keeps the results and returns the exit code."""
+    """Tries the faults, stores the results and returns the exit code."""
     kept = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
     if options.resume:
         done = {name for name, result in kept.items() if result["status"] != "error"}
@@ -139,7 +139,7 @@ def summary(results: dict[str, dict]) -> str:
 
 
 def table(now: dict[str, dict], before: dict[str, dict] | None = None) -> str:
-    """Formats results as a Markdown table, beside those of an older run if given."""
+    """Formats results as a Markdown table, next to those of an older run if given."""
     columns = [now] if before is None else [before, now]
     heads = "seen by" if before is None else "before | now"
     lines = [f"| fault | file | {heads} |", "|---" * (2 + len(columns)) + "|"]
@@ -151,14 +151,14 @@ def table(now: dict[str, dict], before: dict[str, dict] | None = None) -> str:
 
 
 def cell(result: dict | None) -> str:
-    """Formats one result: the test that saw the fault, or that none did."""
+    """Formats one result: the test that noticed the fault, or that none did."""
     if not result or result["status"] != "seen":
         return f"**{result['status']}**" if result else "not tried"
     return result["by"] + (f" ({result['when']})" if result["when"] != "quick" else "")
 
 
 def chosen(mutants: list[dict], options: argparse.Namespace) -> list[dict]:
-    """Picks the faults that are asked for, without those that no test could notice."""
+    """Selects the requested faults, without those that no test could notice."""
     words = [word.strip() for word in options.only.split(",")]
     found = [m for m in mutants if any(w in m["name"] or w in m["file"] for w in words)]
     part, parts = map(int, options.part.split("/"))
@@ -188,7 +188,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Runs what the command line asks for and returns the exit code."""
+    """Runs the command line and returns the exit code."""
     options = parse()
     if options.table:
         print(table(*(json.loads(path.read_text()) for path in options.table)))
@@ -203,5 +203,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is killed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that running tests are killed
     sys.exit(main())

@@ -1,9 +1,9 @@
-"""Draws in which order samplers reveal a text, one panel each: the pictures of docs/samplers.md.
+"""Draws the order in which samplers unmask a text, one panel each, for docs/samplers.md.
 
     python tools/orders.py --workdir RUN --out docs/orders.png
 
-A cell is a character of the sample. Its colour is the share of the network evaluations after which
-it had its final value: pale first, dark last. A frame marks characters that were taken back.
+A cell is a character of the sample. Its colour is the fraction of the network evaluations after
+which it had its final value: pale first, dark last. A frame marks characters that were revised.
 """
 
 import argparse
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import md4_jax
 
-# Title of a panel, and what `Model.sample` is asked for.
+# Title of a panel, and the options of `Model.sample`.
 PANELS = (
     ("ancestral: any place, at random", dict(sampler="ancestral", steps=64)),
     ("confidence: where the network is surest", dict(sampler="confidence", steps=64)),

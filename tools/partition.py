@@ -1,11 +1,11 @@
-"""Times samples of the partition network, and measures the noise of its bound.
+"""Times sampling of the partition network, and measures the variance of its bound.
 
     python tools/partition.py
 
-It draws 4 x 256 tokens in 64 steps, in turns with the encoder reading visible tokens alone, with
-the encoder reading the whole text, and by a transformer of nearly as many parameters. It prints the
-medians of samples per second. Then it prints the variance of MD4's bound and of that of two groups
-over draws of time and masks, for the same network and tokens.
+Draws 4 x 256 tokens in 64 steps, in turns: with the encoder reading only visible tokens, with the
+encoder reading the whole text, and by a transformer of nearly the same number of parameters. Prints
+the medians of samples per second. Then it prints the variances of MD4's bound and of the bound of
+two groups over draws of time and masks, for the same network and tokens.
 """
 
 import argparse
@@ -32,7 +32,7 @@ SIZES = dict(vocab_size=SYMBOLS, size=256, depth=4, heads=4, time_conditioning=F
 
 
 def shaken(network: Network, scale: float) -> Params:
-    """Returns initial parameters with noise on each."""
+    """Returns initial parameters with added noise."""
     leaves, tree = jax.tree.flatten(network.init(jax.random.key(0)))
     noisy = [
         x + scale * jax.random.normal(jax.random.key(n), x.shape) for n, x in enumerate(leaves)
@@ -59,7 +59,7 @@ def sampler(network: Network, *, quick: bool) -> Callable:
 
 
 def time_samples(runs: int) -> None:
-    """Prints samples per second of each way, medians of `runs` in turns."""
+    """Prints samples per second of each variant, as medians of `runs` alternating runs."""
     own = Partition(**SIZES, scan_blocks=False).build()
     other = Transformer(**SIZES, scan_blocks=False).build()
     ways = {

@@ -1,15 +1,15 @@
-"""Fits models of single pixels to image data and prints their held-out bits per dimension.
+"""Fits per-pixel models to image data and prints their held-out bits per dimension.
 
     python tools/pixel_baselines.py --config configs/digits.py [--split test] [--components 5] \\
         [--smoothing 1.0] [--config.data.KEY=VALUE]
 
-Every dimension (a channel of a pixel) has a distribution of its own, and dimensions are
-independent. A diffusion model must do better, or it has learned nothing of how pixels go together.
+Every dimension (a channel of a pixel) has its own distribution, independent of all others. A
+diffusion model that is not better has learned nothing about dependencies between pixels.
 
     uniform    log2(levels)
     histogram  counts of the training split plus `smoothing` in each level
     logistics  a mixture of `components` discretised logistics (PixelCNN++, arXiv:1701.05517): level
-               k has the mass between k - 1/2 and k + 1/2, the first and last one the whole tails
+               k has the mass between k - 1/2 and k + 1/2; the first and last include the tails
 
 Both are fitted to the training split and evaluated on the same images as the run's evaluator. The
 standard error is that of the mean over images.
@@ -31,11 +31,11 @@ from md4_jax.protocols import Array, UserError
 
 STEPS, RATE = 600, 0.05
 AT_ONCE = 1024
-SMALLEST = 1e-12  # of a probability in a logarithm
+SMALLEST = 1e-12  # smallest probability in a logarithm
 
 
 def counts(tokens: np.ndarray, levels: int) -> np.ndarray:
-    """Returns how often each dimension has each level, int [L, levels]."""
+    """Returns the counts of each level in each dimension, int [L, levels]."""
     found = np.zeros((tokens.shape[1], levels), np.int64)
     places = np.arange(tokens.shape[1])[None]
     for first in range(0, len(tokens), AT_ONCE):
@@ -63,7 +63,7 @@ def mixture(params: dict[str, Array], levels: int) -> Array:
 
 
 def logistics(seen: np.ndarray, components: int) -> np.ndarray:
-    """Fits the mixture by Adam to the counts and returns log-probabilities [L, levels]."""
+    """Fits the mixture to the counts with Adam and returns log-probabilities [L, levels]."""
     length, levels = seen.shape
     shares = jnp.asarray(seen / seen.sum(axis=1, keepdims=True), jnp.float32)
     spread = (jnp.arange(components) + 0.5) / components * levels
@@ -72,7 +72,7 @@ def logistics(seen: np.ndarray, components: int) -> np.ndarray:
         "log_scale": jnp.full((length, components), math.log(levels / (4 * components))),
         "weight": jnp.zeros((length, components)),
     }
-    # A mean moves over all levels, the others over a few units.
+    # Means move over all levels, the other parameters over a few units.
     rates = {"mean": levels * RATE, "log_scale": RATE, "weight": RATE}
     steps = {
         name: optax.adam(optax.cosine_decay_schedule(rate, STEPS)) for name, rate in rates.items()

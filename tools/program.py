@@ -1,4 +1,4 @@
-"""Runs `python -m md4_jax` as a user does, and reads what it prints and leaves."""
+"""Runs `python -m md4_jax` as a user does, and reads its output and files."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from md4_jax.training import report  # noqa: E402
 
 
 class Refused(Exception):
-    """Refusal by the program (exit code 2), with its message."""
+    """Raised for a UserError of the program (exit code 2), with its message."""
 
 
 def call(words: list[str], log: Path | None = None, **variables: str) -> str:
@@ -38,15 +38,15 @@ def call(words: list[str], log: Path | None = None, **variables: str) -> str:
 
 
 def numbers(words: list[str], log: Path | None = None, **variables: str) -> dict:
-    """Runs the program and returns the JSON object on the last line that it prints."""
+    """Runs the program and returns the JSON object on the last line of its output."""
     return json.loads(call(words, log, **variables).strip().splitlines()[-1])
 
 
 def train(words: list[str], workdir: Path, evaluation: str = "test") -> dict:
-    """Trains a run to its end, unless that was done before; returns what an evaluation found.
+    """Trains a run to its end, unless already done; returns the result of an evaluation.
 
     words: the arguments without --workdir. evaluation: its name in `config.evals`. The log is a
-    file beside the workdir. A run that was interrupted continues.
+    file beside the workdir. An interrupted run continues.
     """
     found = of_training(workdir, evaluation)
     if not found:
@@ -56,7 +56,7 @@ def train(words: list[str], workdir: Path, evaluation: str = "test") -> dict:
 
 
 def of_training(workdir: Path, evaluation: str) -> list[dict]:
-    """Returns the results of an evaluation that a finished training has kept."""
+    """Returns the stored results of an evaluation of a finished run."""
     rows = report.kept(workdir)
     return [row for row in rows if row["eval"] == evaluation and "command" not in row]
 
@@ -75,10 +75,10 @@ def bench_words(config: str, keys: str, part: str, windows: int, seconds: float)
 
 
 def config_words(config: str, keys: str) -> list[str]:
-    """--config for a file of this checkout, and --config.key=value for each of the keys."""
+    """Returns --config for a file of this checkout, and --config.key=value for each key."""
     return [f"--config={ROOT / config}", *(f"--config.{key}" for key in keys.split())]
 
 
 def written(words: list[str]) -> str:
-    """Returns the command as a user would type it from the root of the checkout."""
+    """Returns the command as typed at the root of the checkout."""
     return "python -m md4_jax " + shlex.join(words).replace(f"{ROOT}/", "")

@@ -5,10 +5,9 @@
     python tools/recipes_table.py --render
 
 The configs are those of the first table of the page. Each is compiled at full size by --mode plan,
-with more and more microbatches until it fits the chip, at last with parameters split over 8 chips.
-The raw numbers are kept in
-docs/recipes.json, one entry a config. An entry is kept unless --again makes it anew. --render
-writes the page alone. TPU topologies need libtpu.
+with increasing numbers of microbatches until it fits into the chip, and finally with parameters
+split over 8 chips. The raw numbers are stored in docs/recipes.json, one entry per config. Existing
+entries are kept unless --again is given. --render only writes the page. TPU topologies need libtpu.
 """
 
 import argparse
@@ -23,12 +22,12 @@ import program
 PAGE, KEPT = program.ROOT / "docs" / "recipes.md", program.ROOT / "docs" / "recipes.json"
 MARKS = "<!-- the table below is written by tools/recipes_table.py -->\n", "\n<!-- end -->"
 NAME = re.compile(r"`(\w+\.py(?::\w+)?)`")
-# Symbols of random tokens in place of data; 0: those of the config's own domain, of images.
+# Vocabulary size of random tokens instead of data; 0: the config's own domain of images.
 SYMBOLS = {"text8": 27, "cifar10": 0, "imagenet64": 0}
 GPT2 = 50257
 MICROBATCHES = (1, 2, 4, 8)
 FSDP = (1, 8)
-# Refusals by the compiler, and by the sum of what it counts: GiB, and GiB of the chip.
+# Messages for too much memory, by the compiler and by its counts: GiB needed, GiB of the chip.
 TOO_LARGE = re.compile(
     r"(?:Used |\(|needs )([\d.]+)"
     r"(?:G of |G\) exceeds available HBM \(| GiB on each chip, which has )([\d.]+)"
@@ -36,13 +35,13 @@ TOO_LARGE = re.compile(
 
 
 def published() -> list[str]:
-    """Returns the configs of the page's table of sources, in its order."""
+    """Returns the configs in the page's table of sources, in order."""
     rows = [line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     return list(dict.fromkeys(name for row in rows for name in NAME.findall(row)))
 
 
 def symbols(config: str) -> int:
-    """Returns the number of symbols of a config's data; 0 for images, which say it themselves."""
+    """Returns the vocabulary size of a config's data; 0 for images, which define it themselves."""
     return next((size for name, size in SYMBOLS.items() if name in config), GPT2)
 
 
@@ -59,13 +58,13 @@ def planned(config: str, topology: str) -> dict[str, Any]:
             if not (found := TOO_LARGE.search(str(error))):
                 raise
             refused = refused or str(error).partition(". Try ")[0]
-            # Parts of a batch need no less than their share of what the whole needs.
+            # A microbatch needs at least its fraction of the memory of the whole batch.
             least[fsdp] = count * float(found[1]) / float(found[2])
     return {"refused": refused}
 
 
 def numbers(config: str, topology: str, microbatches: int, fsdp: int) -> dict[str, Any]:
-    """Runs --mode plan with that many microbatches and that mesh.fsdp; returns what it prints."""
+    """Runs --mode plan with these microbatches and mesh.fsdp; returns its output."""
     keys = f"plan.parts=train plan.random_tokens={symbols(config)}"
     words = [
         "--mode=plan",
@@ -80,7 +79,7 @@ def numbers(config: str, topology: str, microbatches: int, fsdp: int) -> dict[st
 
 
 def table(kept: dict[str, Any]) -> str:
-    """Formats the kept numbers as a Markdown table."""
+    """Formats the stored numbers as a Markdown table."""
     lines = [
         "| config | `train.microbatches` | GiB a chip: arguments, temporaries "
         "| TFLOP a chip and step | collectives MiB | compile s |",
@@ -107,7 +106,7 @@ def _split(facts: dict[str, Any]) -> str:
 
 
 def render(kept: dict[str, Any]) -> None:
-    """Writes the table into the page, between its marks."""
+    """Writes the table into the page, between its markers."""
     before, _, rest = PAGE.read_text().partition(MARKS[0])
     after = rest.partition(MARKS[1])[2]
     absent = [f"`{name}`" for name in published() if name not in kept]

@@ -5,11 +5,11 @@
     python tools/reproduce.py --out docs/results --render
 
 Each table is a file OUT/NAME.json with the raw numbers, the commands, the commit, the date and the
-machine. The page is OUT.md. A finished table is kept. A table that was interrupted continues at
-its next row, if commit and machine are the same. --again makes tables anew. --render writes the
-page alone. --quick takes tiny budgets, to try the command: its numbers mean nothing, and the page
-says so. A row that cannot be run stands in the table with the reason, and is tried again by the
-next call. Run it on a machine that does nothing else.
+machine. The page is OUT.md. Finished tables are kept. An interrupted table continues at its next
+row, if commit and machine are the same. --again remakes tables. --render only writes the page.
+--quick uses tiny budgets to try the command; its numbers are meaningless, and the page says so. A
+row that cannot be run is listed with the reason, and is retried by the next call. Run it on an
+otherwise idle machine.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def commit(out: Path) -> str:
 
 
 def measure(table: Table, path: Path, settings: Settings, head: dict[str, Any]) -> None:
-    """Makes the missing rows of a table, and writes its file after each."""
+    """Makes the missing rows of a table, writing its file after each."""
     made = json.loads(path.read_text()) if path.exists() else {"rows": {}, "finished": False}
     same = all(made.get(key) == head[key] for key in ("commit", "command", "machine"))
     done = {name: row for name, row in made["rows"].items() if "skipped" not in row}
@@ -84,7 +84,7 @@ def measure(table: Table, path: Path, settings: Settings, head: dict[str, Any]) 
 
 
 def save(path: Path, made: dict[str, Any], settings: Settings) -> None:
-    """Writes a table's file, without paths of this machine."""
+    """Writes the file of a table, without local paths."""
     text = json.dumps(made, indent=1)
     if settings.data is not None:
         text = text.replace(str(settings.data), settings.data.name)
@@ -93,7 +93,7 @@ def save(path: Path, made: dict[str, Any], settings: Settings) -> None:
 
 
 def page(out: Path) -> str:
-    """Formats the page of all tables that have a file."""
+    """Formats the page with all existing tables."""
     found = {name: out / f"{name}.json" for name in TABLES}
     made = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
     parts = [HEAD.format(folder=out.name)]
@@ -121,12 +121,12 @@ numbers and the command of every row are in [{folder}/]({folder}/). Bounds are m
 
 
 def _products(machine: dict[str, Any]) -> str:
-    """Says whether runs multiplied bfloat16 operands unless told otherwise."""
+    """Describes whether runs used bfloat16 products by default."""
     return "which multiply bfloat16, " if machine.get("bfloat16_products") else ""
 
 
 def section(name: str, made: dict[str, Any]) -> str:
-    """Formats one table, with its description before it and how it was made after it."""
+    """Formats one table, preceded by its description and followed by how it was made."""
     table, facts = TABLES[name], made["machine"]
     lines = [f"| | {' | '.join(table.head)} |", "|---" * (len(table.head) + 1) + "|"]
     for row, numbers in made["rows"].items():

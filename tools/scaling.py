@@ -1,11 +1,11 @@
-"""Counts the bytes that a chip receives in a training step on several meshes, beside a formula.
+"""Compares the bytes received by a chip in a training step on several meshes with a formula.
 
     python tools/scaling.py --config configs/quickstart.py --topology cpu:8 -- ARGUMENTS
 
 Every device of every mesh (data x fsdp x context x tensor) has --rows sequences (weak scaling), or
-a part of as many that `context` shares. Each row is one run of --mode plan. In the formula P is the
-bytes of the network's parameters, S = fsdp context the parts into which they are split, and A the
-bytes of activations [rows, L, D] in float32:
+a part of them if `context` splits sequences. Each row is one run of --mode plan. In the formula P
+is the bytes of the network's parameters, S = fsdp context the number of parts into which they are
+split, and A the bytes of activations [rows, L, D] in float32:
 
     data      2 P / (S tensor) (data - 1) / data        all-reduce of the gradients
     S         3 P / tensor (S - 1) / S                  all-gather in both passes, reduce-scatter
@@ -46,7 +46,7 @@ def plan(flags: argparse.Namespace, mesh: Mesh) -> dict:
 
 
 def formula(mesh: Mesh, rows: int, facts: dict) -> float:
-    """Bytes that a device receives in a step, by the formula above."""
+    """Returns the bytes received by a device per step, by the formula above."""
     data, fsdp, context, tensor = mesh
     split = fsdp * context
     parameters = 4.0 * facts["parameters"]

@@ -1,12 +1,12 @@
-"""The sizes at which this package and other programs are timed, as keys of configs/base.py."""
+"""Sizes for timing this package and other programs, as keys of configs/base.py."""
 
 CONFIG = "configs/base.py"
 TEXT = "bench.random_tokens=27 data.length=256"
 SMALL = "network.size=256 network.depth=4 network.heads=4"
 # 4 layers of 256 and 12 of 768 on 27 characters, 4 layers of 256 on GPT-2's vocabulary, and the
-# first again with a learned schedule. The condition is as wide as that of MDLM and SEDD; that of
-# google-deepmind/md4 has 64 features. Unrolled, since slices of stacked parameters are slow on
-# CPUs. Samples of a batch and reverse steps are for timing a sampler.
+# first one with a learned schedule. The condition has the width of MDLM's and SEDD's; that of
+# google-deepmind/md4 has 64 features. Layers are unrolled, since slices of stacked parameters are
+# slow on CPUs. Numbers of samples and reverse steps are for timing a sampler.
 SIZES = {
     "a": f"{TEXT} {SMALL} train.batch_size=16 sample.batch_size=16 sample.steps=64",
     "b": f"{TEXT} train.batch_size=4 sample.batch_size=4 sample.steps=16",

@@ -1,6 +1,6 @@
-"""Tables of docs/results.md: the runs of each row, and the format of its cells.
+"""Tables of docs/results.md: the runs of each row, and the format of the cells.
 
-Used by reproduce.py. A row is one or a few runs of the program, with the numbers that these report.
+Used by reproduce.py. A row is one run of the program, or a few, with their reported numbers.
 """
 
 import functools
@@ -20,8 +20,8 @@ from md4_jax.runtime.processor import multiplies_bfloat16
 class Settings(NamedTuple):
     """Settings of one call.
 
-    data: a file of text8 or of its beginning, None if there is none. quick: tiny budgets, to try
-    the command. workdir: the folder of the runs. seeds: how often recipes and families are trained.
+    data: a file with text8 or its beginning, None if there is none. quick: use tiny budgets, to try
+    the command. workdir: the folder of the runs. seeds: number of runs per recipe and family.
     """
 
     data: Path | None
@@ -40,8 +40,8 @@ class Row(NamedTuple):
 class Table(NamedTuple):
     """One table.
 
-    text: what is measured, for the page. rows: settings -> rows. head: names of the columns after
-    the first. cells: numbers of a row -> these columns.
+    text: description for the page. rows: settings -> rows. head: names of the columns after the
+    first. cells: numbers of a row -> these columns.
     """
 
     title: str
@@ -61,7 +61,7 @@ def _text8(settings: Settings) -> str:
 def _trained(
     words: list[str], workdir: Path, seeds: int, evaluation: str = "test"
 ) -> dict[str, Any]:
-    """Trains once for each seed; returns commands, final evaluations and minutes."""
+    """Trains once per seed; returns commands, final evaluations and minutes."""
     made: dict[str, Any] = {"commands": [], "runs": []}
     for seed in range(seeds):
         own = [*words, f"--config.train.seed={seed}"]
@@ -79,7 +79,7 @@ def _bits(run: dict[str, Any]) -> str:
 
 
 def _times(n: dict[str, float], scale: float = 1.0) -> str:
-    """Formats 'median (least-most)' of the windows."""
+    """Formats the windows as 'median (minimum-maximum)'."""
     a, b, c = (scale * n[key] for key in ("seconds", "seconds_min", "seconds_max"))
     return f"{a:.4g} ({b:.4g}-{c:.4g})"
 
@@ -147,7 +147,7 @@ def _family_rows(settings: Settings) -> list[Row]:
 
 
 def _bound(family: str) -> str:
-    """Returns the objective that is reported for a family."""
+    """Returns the reported objective of a family."""
     _, objective, bound, *_ = FAMILIES[family]
     return objective if bound == "auto" else bound
 
@@ -222,12 +222,12 @@ def _entropy_rows(settings: Settings) -> list[Row]:
 
 
 def _chain_keys(family: str) -> str:
-    """Returns the keys that a family needs for sequences of twelve letters out of four."""
+    """Returns the keys of a family for sequences of twelve symbols with vocabulary size four."""
     if family == "block":
         return "objective.block=4"
     if family == "eso":
         return "network.local_width=0"
-    if family == "d3pm_gauss":  # four symbols lie far apart
+    if family == "d3pm_gauss":  # four symbols are far apart
         noise = "process.timesteps=64 process.beta_start=0.05 process.beta_end=1.0"
         return f"network.local_width=3 sample.steps=64 {noise}"
     if family == "duo":

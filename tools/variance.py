@@ -1,21 +1,21 @@
-"""Measures the noise of a run's gradient for several ways to draw the noise, at equal cost.
+"""Measures the gradient variance of a run for several ways of drawing noise, at equal cost.
 
     python tools/variance.py --workdir RUN [--rows 16] [--repeats 100] [--split train]
 
-Takes the moving average of a trained masked model. Each number is the standard deviation of the
+Uses the averaged parameters of a trained masked model. Each number is the standard deviation of the
 gradient of nats per token over repeated draws, sqrt(sum of the variances of its entries), +- one
 standard error, in units of the first row. The column "draws" repeats the noise on one batch; the
-column "all" takes another batch each time. Every row costs one pass over as many tokens. All rows
-estimate the same gradient, so they differ in noise alone.
+column "all" uses another batch each time. Every row costs one pass over the same number of tokens.
+All rows estimate the same gradient, so they differ only in variance.
 
     independent   u ~ U(0, 1) for each sequence
     offset        (u_0 + j / B) mod 1 with one u_0 for the batch
     antithetic    mirrored pairs with one offset, as the training step draws them
 
-A run of block diffusion gets another table: the draws and the clipped schedules of its block,
-masking shares in U[low, high]. These rows have different mean gradients, so each is in units of
-the norm of its own mean gradient (its noise taken off). The last line is the schedule with the
-least noise over batches, as arguments.
+A run of block diffusion gets another table: the draws, and the clipped schedules of its block size
+with masking rates from U[low, high]. These rows have different mean gradients, so each is in units
+of the norm of its own mean gradient (corrected for noise). The last line is the schedule with the
+smallest variance over batches, as arguments.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def antithetic(key: Array, rows: int) -> Array:
 
 TIMES = (independent, offset, antithetic)
 ESTIMATORS = ("md4", "lambda_dce", "any_order")
-# Ends of the interval of masking shares; high - low is at least WIDTH.
+# Ends of the interval of masking rates; high - low is at least WIDTH.
 LOWS, HIGHS, WIDTH = (0.0, 0.15, 0.3, 0.45, 0.6), (0.5, 0.65, 0.8, 0.95, 1.0), 0.33
 
 
@@ -76,7 +76,7 @@ def loaded(workdir: str, split: str) -> tuple[Experiment, Params, np.ndarray | T
 
 
 def drawn(stream: np.ndarray | TokenShards, length: int, repeats: int, rows: int) -> np.ndarray:
-    """Returns batches of sequences at random places of a stream: int32 [repeats, rows, length].
+    """Returns batches of sequences at random offsets of a stream: int32 [repeats, rows, length].
 
     UserError if the stream has fewer tokens than a sequence.
     """
@@ -87,7 +87,7 @@ def drawn(stream: np.ndarray | TokenShards, length: int, repeats: int, rows: int
         )
     places = len(stream) - length + 1
     starts = np.random.default_rng(0).integers(0, places, (repeats, rows)).tolist()
-    # Shards of tokens take slices alone.
+    # Token shards support only slices.
     cut = [[stream[start : start + length] for start in row] for row in starts]
     return np.array(cut, np.int32)
 
@@ -95,7 +95,7 @@ def drawn(stream: np.ndarray | TokenShards, length: int, repeats: int, rows: int
 def gradients(
     experiment: Experiment, params: Params, tokens: np.ndarray, objective, times: Callable
 ) -> np.ndarray:
-    """Returns a flat gradient for each batch of tokens [R, B, L]: [R, parameters]."""
+    """Returns the flattened gradient for each batch of tokens [R, B, L]: [R, parameters]."""
 
     def loss(params: Params, rows: Array, key: Array) -> Array:
         batch = batch_of(rows)
@@ -122,7 +122,7 @@ def spread(rows: np.ndarray) -> tuple[float, float]:
 def clipping_table(
     experiment: Experiment, params: Params, same: np.ndarray, batches: np.ndarray
 ) -> None:
-    """Prints the noise and the mean gradient of each schedule of block diffusion."""
+    """Prints the gradient noise and the mean gradient of each schedule of block diffusion."""
     block = experiment.objective.block
     forms = [BlockDiffusion(block)] + [
         BlockDiffusion(block, "times", low, high)

@@ -1,15 +1,14 @@
-"""Times this package and other programs in turn, round by round, in one run on one machine.
+"""Times this package and other programs alternately, in one run on one machine.
 
     python tools/versus.py --out FILE [--rounds 5] [--seconds 600] NAME:CALLS=COMMAND ...
     python tools/versus.py --show FILE
 
-A COMMAND starts a worker, which speaks as `versus_worker.py` does; those of other projects run in
-environments of their own. All are compiled and warm before the first round. In each round each is
-called CALLS times, after a first call that is not counted, beside a matrix product that shows the
-speed of the machine. Calls during which other programs disturbed are dropped. The table has the
-ratio of each to the first one, the median and the range over rounds; FILE gets every call as JSON,
-from which --show prints the table again.
-For example, size (a):
+A COMMAND starts a worker with the protocol of `versus_worker.py`; workers of other projects run in
+their own environments. All are compiled and warm before the first round. In each round each worker
+is called CALLS times, after an uncounted first call, together with a matrix product that measures
+the speed of the machine. Calls disturbed by other programs are dropped. The table has the ratio of
+each program to the first one, as median and range over rounds. FILE gets every call as JSON; --show
+prints the table from it. For example, size (a):
 
     python tools/versus.py --out a.json "ours:3=python tools/versus_worker.py a train" \\
       "float32 of another:2=OTHER_PYTHON its_worker.py a"
@@ -49,7 +48,7 @@ for line in sys.stdin:
 
 
 class Program(NamedTuple):
-    """A program under test: its process, its calls a round and what it said of itself."""
+    """A program under test: its process, its calls per round, and the facts it reports."""
 
     process: subprocess.Popen
     calls: int
@@ -57,7 +56,7 @@ class Program(NamedTuple):
 
 
 def start(command: list[str] | str, calls: int) -> Program:
-    """Starts a worker and waits until it is ready; SystemExit if it ends before that."""
+    """Starts a worker and waits until it is ready; SystemExit if it ends before."""
     process = subprocess.Popen(
         command, shell=isinstance(command, str), text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -72,8 +71,8 @@ def start(command: list[str] | str, calls: int) -> Program:
 
 
 def ask(program: Program) -> dict[str, Any]:
-    """Lets a worker run its calls, and one before them; returns what it measured."""
-    with contextlib.suppress(BrokenPipeError):  # it has ended: the loop below finds nothing
+    """Makes a worker run an uncounted call and then its calls; returns the measurements."""
+    with contextlib.suppress(BrokenPipeError):  # it has ended: the loop below reads nothing
         program.process.stdin.write(f"run {program.calls + 1}\n")
         program.process.stdin.flush()
     for line in program.process.stdout:
@@ -89,8 +88,8 @@ def ask(program: Program) -> dict[str, Any]:
 def typical(answer: dict[str, Any]) -> float:
     """Returns the median seconds of the undisturbed calls, or of all if there is none.
 
-    The first call of a turn is left out where there are more: it takes up to twice as long, since
-    it fetches its memory back from the programs before it.
+    If there are several calls, the first one of a turn is omitted: it takes up to twice as long,
+    because it must reclaim memory from the previous programs.
     """
     calls = list(zip(answer["ts"], answer["oth"], strict=True))
     calls = calls[1:] or calls
@@ -98,7 +97,7 @@ def typical(answer: dict[str, Any]) -> float:
 
 
 def rounds(programs: dict[str, Program], most: int, seconds: float) -> dict[str, list[dict]]:
-    """Returns the answers of each program, an entry a round; starts no round after the seconds."""
+    """Returns the answers of each program, one per round; starts no round after the seconds."""
     found: dict[str, list[dict]] = {name: [] for name in programs}
     began = time.monotonic()
     for _ in range(most):
@@ -112,8 +111,8 @@ def rounds(programs: dict[str, Program], most: int, seconds: float) -> dict[str,
 def table(made: dict[str, Any]) -> str:
     """Formats medians, and the ratio of each program to the first one by round.
 
-    With the number of products of a program known, it has their share of the rate that the square
-    product reached in the same rounds.
+    If the FLOPs of a program's products are known, includes their fraction of the rate of the
+    square product in the same rounds.
     """
     each = {
         name: [typical(answer) for answer in answers] for name, answers in made["calls"].items()
@@ -144,7 +143,7 @@ def ranged(values: list[float], form: str) -> str:
 
 
 def processor() -> str:
-    """Returns the name of the processor, as the kernel has it."""
+    """Returns the name of the processor according to the kernel."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

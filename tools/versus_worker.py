@@ -1,12 +1,12 @@
-"""Times one part of this package for `versus.py`, which asks for a number of calls at a time.
+"""Worker of `versus.py` that times one part of this package.
 
     python tools/versus_worker.py CONFIG PART [key=value ...]
 
 CONFIG is a config file, or a size of sizes.py. PART is train, eval or sample. Sizes are timed on
 random tokens; for a config file, give bench.random_tokens=V data.length=L.
 
-What it prints: `INFO {...}` with what is known of the compiled program, `READY` once it is warm,
-and for each line `run K` on its standard input `TIMES {...}` (see `answer`). `quit` ends it.
+Prints `INFO {...}` with facts about the compiled program, `READY` once it is warm, and `TIMES
+{...}` (see `answer`) for each line `run K` on its standard input. `quit` ends it.
 """
 
 import json
@@ -19,13 +19,13 @@ from typing import Any
 
 from sizes import CONFIG, SIZES
 
-# A call during which other programs used more than this share of a core is disturbed.
+# A call is disturbed if other programs used more than this fraction of a core during it.
 DISTURBED = 0.15
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def make(config: str, name: str, keys: list[str]) -> tuple[Callable[[], Any], dict[str, float]]:
-    """Compiles a part; returns a function that runs it to its end, and facts on it."""
+    """Compiles a part; returns a function that runs it and waits, and facts about it."""
     import jax
 
     from md4_jax.config import build, inputs, schema
@@ -44,10 +44,10 @@ def make(config: str, name: str, keys: list[str]) -> tuple[Callable[[], Any], di
 
 
 def answer(call: Callable[[], Any], count: int) -> dict[str, Any]:
-    """Times calls until `count` were undisturbed, or twice as many were made.
+    """Times calls until `count` were undisturbed, or 2 `count` were made.
 
-    Returns lists with an entry a call: ts seconds, oth cores that others used, cpu seconds of this
-    process; and rss, the largest resident memory so far in KiB.
+    Returns lists with one entry per call: ts, seconds; oth, cores used by other programs; cpu, CPU
+    seconds of this process; and rss, the peak resident memory so far in KiB.
     """
     seconds, others, own = [], [], []
     while sum(o < DISTURBED for o in others) < count and len(seconds) < 2 * count + 1:
@@ -63,7 +63,7 @@ def answer(call: Callable[[], Any], count: int) -> dict[str, Any]:
 
 
 def busy() -> float:
-    """Returns the seconds that all cores have worked."""
+    """Returns the busy seconds of all cores."""
     with open("/proc/stat") as file:
         user, nice, system, _, _, *interrupts = map(int, file.readline().split()[1:9])
     return (user + nice + system + sum(interrupts)) / TICKS
