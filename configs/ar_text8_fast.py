@@ -1,4 +1,4 @@
-"""The autoregressive baseline of text8_fast.py: same network, data and budget, left to right.
+"""Autoregressive baseline of text8_fast.py, with the same network, data and time budget.
 
 python -m md4_jax --config configs/ar_text8_fast.py --config.data.path=FILE
 """
@@ -11,6 +11,6 @@ def get_config():
     config.objective = dict(name="autoregressive")
     config.network.causal = True
     config.sample.name = "left_to_right"
-    # The likelihood is exact: every draw gives the same number.
+    # The likelihood is exact: one draw is enough.
     config.evals.validation.draws = config.evals.test.draws = 1
     return config

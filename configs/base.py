@@ -1,6 +1,6 @@
-"""Every config key with its unit and default; the other files change some of them.
+"""All config keys with units and defaults; the other config files override some of them.
 
-The `name` of a section chooses a class, and the other keys are its arguments. The names are listed
+The `name` of a section selects a class, and the other keys are its arguments. The names are listed
 in the `__init__.py` of the package's folders. On the command line: --config.train.batch_size=64.
 """
 
@@ -59,10 +59,10 @@ def get_config() -> ConfigDict:
                 # hybrid or transition
                 # sdtt(steps, round_steps, per_step, divergence), with process masking, and
                 # dcd(steps, round_steps, low, high, ...), with uniform: distillation of the
-                # model that train.initial names
-                # preference(beta, draws, supervised), with data.rejected_key: the better of two
-                # answers, from the model that train.initial names
-                # reparameterized(timesteps, weights), with which DPLM is trained
+                # model in train.initial
+                # preference(beta, draws, supervised), with data.rejected_key: preference learning
+                # from chosen and rejected answers, starting from the model in train.initial
+                # reparameterized(timesteps, weights), the loss of DPLM
                 # policy(group, kl, draws, normalised, updates, clip_below, clip_above), with
                 # sample.reward: reinforcement learning
                 # flexmdm, with process insertion, edit_flow, with deletion, and masked_edit_flow,
@@ -227,7 +227,7 @@ def get_config() -> ConfigDict:
                     data={},
                     order=5,
                 ),
-                # Samples as the section `sample` describes them.
+                # Samples with the settings of the section `sample`.
                 samples=dict(
                     name="samples",
                     every=0,
@@ -264,8 +264,8 @@ def get_config() -> ConfigDict:
                 min_entropy=0.0,  # nats; less in the last `memory` tokens ends a text; 0: never
                 label=-1,  # class of the samples, for network.classes > 0; -1: none, or any
                 guidance=1.0,  # weight of the label or prompt: 0 ignores it, 1: no guidance
-                # Run with objective.name=classifier, to whose class `label` samples of a model
-                # without classes are guided: docs/samplers.md#classifiers.
+                # Run with objective.name=classifier: guides samples of a model without classes
+                # towards its class `label`; docs/samplers.md#classifiers.
                 classifier="",
                 classifier_strength=1.0,  # 0: not at all; 1: p(x | label)
                 classifier_method="exact",  # exact | taylor, which is quick and approximate
@@ -287,7 +287,7 @@ def get_config() -> ConfigDict:
                 box="",  # or a rectangle to fill in: top,left,height,width
                 trace=False,  # animate the first sample, and write a page that shows the first 8
                 judge="",  # model whose bound of the samples is reported: self | directory of a run
-                # Reward r towards which samples are drawn, as from p(x) exp(strength r(x)):
+                # Reward r for steering samples towards p(x) exp(strength r(x)):
                 # docs/samplers.md#rewards.
                 reward=dict(
                     # none | pattern(pattern), matches of a regular expression | judge(judge) |

@@ -1,6 +1,6 @@
 """Block diffusion on OpenWebText (BD3-LM, arXiv:2503.09573): 150k steps after 850k of MDLM.
 
-The first 850k: --config configs/mdlm_owt.py --config.network.tied=True
+The first 850k steps: --config configs/mdlm_owt.py --config.network.tied=True
 --config.train.num_steps=850000 --workdir MDLM. Then --config configs/block_owt.py with
 --config.train.initial=MDLM. Blocks of 4: --config.objective.block=4.
 """

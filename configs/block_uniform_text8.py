@@ -1,8 +1,8 @@
-"""Blocks of uniform noise on text8, in ten minutes on two CPU cores.
+"""Block diffusion with uniform noise on text8, in ten minutes on two CPU cores.
 
 python -m md4_jax --config configs/block_uniform_text8.py --config.data.path=FILE
 
-As block_text8.py, without masks: a token of a block may change until the block is finished.
+Like block_text8.py but without masks: tokens of a block may change until the block is finished.
 """
 
 from configs import block_text8

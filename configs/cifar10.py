@@ -2,7 +2,7 @@
 
 28,427,520 parameters. The paper reports <= 2.75 bits per dimension on the test images for its own
 code. This package has not been trained to the end with these settings. For the best samples the
-reference takes process.schedule.name="cosine" and sample.grid="uniform".
+reference uses process.schedule.name="cosine" and sample.grid="uniform".
 """
 
 from configs import base
@@ -20,7 +20,7 @@ def get_config():
         decayed="all", clip=0.0,
     )  # fmt: skip
     config.train.update(num_steps=2_000_000, batch_size=256)
-    # As in the reference no training image is held out.
+    # As in the reference, no training images are held out.
     config.evals.validation.update(split="test", every=10_000)
     config.checkpoint.update(keep=5, keep_every=10_000)
     config.sample.update(steps=256, grid="cosine")

@@ -1,9 +1,9 @@
 """D3PM on CIFAR-10 (arXiv:2107.03006): configs/d3pm_cifar10.py:gauss, :uniform and :absorbing.
 
-Settings of the images of google-research/d3pm, which trains on bits of one step where the loss here
-is nats of all 1000: so the gradient is clipped at 1000 log 2. The paper reports <= 3.44 (gauss with
+Settings for images of google-research/d3pm. Its loss is in bits per step, and the loss here in nats
+over all 1000 steps, so the gradient is clipped at 1000 log 2. The paper reports <= 3.44 (gauss with
 logistic outputs), 5.08 (uniform) and 4.40 (absorbing) bits per dimension for its own code. Its
-network is a little different, and its absorbing state is a grey level. This package has not been
+network is slightly different, and its absorbing state is a grey level. This package has not been
 trained to the end with these settings.
 """
 

@@ -1,9 +1,9 @@
 """D3PM on LM1B (arXiv:2107.03006, appendix B.2): configs/d3pm_lm1b.py:absorbing and uniform.
 
-The paper reports a perplexity of <= 76.9 (absorbing) and <= 137.9 (uniform) for each word, an end
-of text being one, with 1000 steps. Its vocabulary is 8,192 pieces of sentencepiece, which this
-package does not read: for one of that size give a byte-level tokenizer.json as tokenizer.path. This
-package has not been trained to the end with these settings.
+The paper reports a perplexity per word of <= 76.9 (absorbing) and <= 137.9 (uniform) with 1000
+steps, where the end of a text counts as a word. Its vocabulary has 8,192 sentencepiece tokens,
+which this package does not read: for this size give a byte-level tokenizer.json as tokenizer.path.
+This package has not been trained to the end with these settings.
 """
 
 from configs import d3pm_text8

@@ -1,15 +1,15 @@
 """D3PM on text8 (arXiv:2107.03006, appendix B.2): configs/d3pm_text8.py:absorbing and uniform.
 
 The paper reports <= 1.45 (absorbing) and <= 1.61 (uniform) bits per character on the test split for
-its own code, with 1000 steps. Size and recipe are the paper's. The network is not: theirs is a T5
-encoder with relative positions, to whose input the time is added. This package has not been trained
-to the end with these settings.
+its own code, with 1000 steps. Size and recipe are the paper's. The network is not: the paper uses a
+T5 encoder with relative positions, and adds the time to its input. This package has not been
+trained to the end with these settings.
 """
 
 from configs import base
 
-# Noise, and the weight of the auxiliary cross-entropy. With masks the paper's schedule, of mutual
-# information, is the linear one.
+# Noise, and the weight of the auxiliary cross-entropy. For masks, the paper's mutual information
+# schedule is the linear one.
 FAMILIES = dict(
     absorbing=(dict(name="masking", schedule=dict(name="linear")), 0.01),
     uniform=(dict(name="uniform", schedule=dict(name="shifted_cosine", shift=0.008)), 0.0),

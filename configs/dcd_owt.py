@@ -1,9 +1,9 @@
 """Duo's distillation on OpenWebText (arXiv:2506.10892): discrete consistency, in five rounds.
 
-The teacher is a run of duo_owt.py, or the published checkpoint that --mode import makes a run of:
---config configs/dcd_owt.py --config.train.initial=RUN. The step grows from 1 / 512 to 16 / 512, and
-the student of each round of 10,000 steps is kept. This package has not been trained to the end with
-these settings.
+The teacher is a run of duo_owt.py, or the published checkpoint after --mode import:
+--config configs/dcd_owt.py --config.train.initial=RUN. The time step grows from 1 / 512 to 16 /
+512, and the student of each round of 10,000 steps is kept. This package has not been trained to the
+end with these settings.
 """
 
 from configs import udlm_owt

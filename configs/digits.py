@@ -1,4 +1,4 @@
-"""A first model of images in about two minutes on two CPU cores: digits of 8 x 8 pixels."""
+"""A first image model in about two minutes on two CPU cores: digits of 8 x 8 pixels."""
 
 from configs import base
 
@@ -8,7 +8,7 @@ def get_config():
     config.data = dict(
         name="digits",
         length=64,  # height x width x channels
-        levels=17,  # greys; fewer divide them into bins of equal width
+        levels=17,  # grey levels; fewer levels are bins of equal width
         labels=True,  # the digit is the class of an image
         validation=0.1,
         test=0.1,
@@ -27,7 +27,7 @@ def get_config():
     config.train.update(num_steps=2000, batch_size=32, ema=0.995)
     config.evals.validation.update(every=500, draws=4, batch_size=60)
     config.evals.test.update(draws=16, batch_size=60)
-    # The same images without their class, to compare with models that do not know it.
+    # The same images without their classes, to compare with unconditional models.
     config.evals.unlabelled = dict(config.evals.test, data=dict(labels=False))
     config.evals.samples.every = 600
     config.sample.update(num=16, steps=64)

@@ -1,4 +1,4 @@
-"""A classifier of noisy digits, which steers a model of digits that knows no classes."""
+"""A classifier of noisy digits, for guiding a digit model without classes."""
 
 from configs import digits
 

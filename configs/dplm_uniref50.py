@@ -1,7 +1,8 @@
-"""DPLM-150M on UniRef50 (arXiv:2402.18567), as bytedance/dplm: masked diffusion of proteins.
+"""DPLM-150M on UniRef50 (arXiv:2402.18567), as bytedance/dplm: masked diffusion for proteins.
 
-Its second stage, which begins with a trained ESM-2: import one, and give its run as train.initial.
-data.path is UniRef50's FASTA file. This package has not trained it to the end.
+This is its second stage, which starts from a trained ESM-2: import one, and give its run as
+train.initial. data.path is UniRef50's FASTA file. This package has not been trained to the end with
+these settings.
 """
 
 from configs import base, networks
@@ -22,7 +23,7 @@ def get_config():
         learning_rate=4e-5, decay="linear", final_fraction=0.25, warmup_steps=2000, b2=0.98,
         weight_decay=0.01, decayed="all", clip=0.0,
     )  # fmt: skip
-    # DPLM's batches have a million residues, here with 256 in a protein.
+    # DPLM's batches have a million residues; this assumes 256 per protein.
     config.train.update(num_steps=100_000, batch_size=4096, ema=0.0)
     config.evals.validation.every = 5000
     config.evals.ngrams.update(final=False)

@@ -1,7 +1,7 @@
-"""DreamOn (arXiv:2602.01326) on Shakespeare by characters: gaps that get longer and shorter.
+"""DreamOn (arXiv:2602.01326) on Shakespeare by characters: infilling of variable length.
 
-Two ids behind the alphabet are the expansion and the deletion of a mask. In minutes on two CPU
-cores such a network learns words, and not yet how long a missing part is.
+Two ids after the alphabet are the expansion and the deletion of a mask. In minutes on two CPU cores
+the network learns words, but not yet the lengths of missing parts.
 """
 
 from configs import quickstart

@@ -1,9 +1,8 @@
-"""Duo on OpenWebText (arXiv:2506.10892): UDLM's model, noise and bound, learned by a curriculum.
+"""Duo on OpenWebText (arXiv:2506.10892): UDLM's model, noise and bound, with a curriculum.
 
-In the first 500,000 steps the network reads softmaxes of Gaussian noise instead of tokens. That
-loss is for training alone; a checkpoint of Duo evaluates to the same number. The paper reports a
-perplexity of <= 25.2 for its own code. This package has not been trained to the end with these
-settings.
+In the first 500,000 steps the network reads softmaxes of noisy Gaussian logits instead of tokens.
+This is a training-only loss. The paper reports a perplexity of <= 25.2 for its own code, which its
+checkpoint also reaches here. This package has not been trained to the end with these settings.
 """
 
 from configs import udlm_owt

@@ -1,7 +1,8 @@
-"""Edit Flows on OpenWebText (arXiv:2506.09487): texts of their own lengths, edited from nothing.
+"""Edit Flows on OpenWebText (arXiv:2506.09487): texts of variable length, by edits.
 
-:empty begins with an empty text and inserts tokens; :masks begins with 128 masks, as dLLM does. All
-but the noise is as in flex_owt.py. This package has not been trained to the end with these.
+:empty begins with an empty text and inserts tokens; :masks begins with 128 masks, as in dLLM.
+Everything except the noise is as in flex_owt.py. This package has not been trained to the end with
+these settings.
 """
 
 from configs import flex_owt

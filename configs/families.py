@@ -1,4 +1,4 @@
-"""All families with the network, recipe and data of text8_fast.py: configs/families.py:NAME."""
+"""All families, with network, recipe and data of text8_fast.py: configs/families.py:NAME."""
 
 from configs import text8_fast
 

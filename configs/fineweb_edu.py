@@ -1,7 +1,7 @@
 """MD4 on FineWeb-Edu (arXiv:2406.04329), as google-deepmind/md4: 165,857,344 parameters.
 
-Its own code publishes no number for this data. The corpus is the sample of 10 billion tokens,
-downloaded and tokenised once; its last 0.1% of pages are the test split.
+There is no published result of the reference on this data. The corpus is the sample of 10 billion
+tokens, downloaded and tokenised once; the last 0.1% of its pages are the test split.
 """
 
 from configs import owt

@@ -1,8 +1,7 @@
-"""FlexMDM on OpenWebText (arXiv:2509.01025), as brianlck/FlexMDM: texts of their own lengths.
+"""FlexMDM on OpenWebText (arXiv:2509.01025), as brianlck/FlexMDM: texts of variable length.
 
-Each page is a sequence, cut at data.length tokens, and its length is modelled. The network reads
-one position more than data.length. This package has not been trained to the end with these
-settings.
+Each page is one sequence, cut at data.length tokens, and its length is modelled. The network reads
+data.length + 1 positions. This package has not been trained to the end with these settings.
 """
 
 from configs import mdlm_owt

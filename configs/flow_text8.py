@@ -2,11 +2,11 @@
 
 python -m md4_jax --config configs/flow_text8.py:joint --config.data.path=FILE
 
-mixture  the outputs are the posterior of the clean tokens, as those of the library flow_matching.
-         Its schedule stops before the pole at t = 0, and what that costs is part of the bound
-joint    the outputs leave out what the noisy token says of itself; there is no pole
-metric   noise changes a letter to one near it in the alphabet. This shows how it is done; text
-         needs distances that mean something (process.table)
+mixture  the outputs are the posterior of the clean tokens, as in the library flow_matching. The
+         schedule stops before the pole at t = 0; the cost of this is part of the bound
+joint    the outputs exclude the evidence of the noisy token itself; there is no pole
+metric   noise changes a letter to a nearby one in the alphabet. This is only an example; text needs
+         meaningful distances (process.table)
 """
 
 from configs import text8_fast

@@ -1,4 +1,4 @@
-"""GenMD4 on text8 at a size for two CPU cores: each symbol has a learned schedule."""
+"""GenMD4 on text8, at a size for two CPU cores: each symbol has a learned schedule."""
 
 from configs import text8_fast
 

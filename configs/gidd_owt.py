@@ -1,8 +1,8 @@
 """GIDD on OpenWebText (arXiv:2503.04482): noise that is partly uniform, with the DiT of MDLM.
 
 The published models have process.uniform=0.0, 0.1 and 0.2, and two sizes: this one, and
-network.size=1024, depth=24, heads=16. Their code saw 131 billion tokens. This package has not been
-trained to the end with these settings. What differs from theirs: docs/families/gidd.md.
+network.size=1024, depth=24, heads=16. They were trained on 131 billion tokens. This package has not
+been trained to the end with these settings. Differences from the reference: docs/families/gidd.md.
 """
 
 from configs import base, mdlm_owt

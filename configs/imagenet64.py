@@ -1,8 +1,8 @@
 """MD4 on ImageNet 64 (arXiv:2406.04329), with the settings of google-deepmind/md4.
 
-204,595,712 parameters; the paper says 198M. It reports <= 3.40 bits per dimension for its own code.
-This package has not been trained to the end with these settings. The data are the older set, which
-has no classes (docs/images.md).
+204,595,712 parameters; the paper states 198M. It reports <= 3.40 bits per dimension for its own
+code. This package has not been trained to the end with these settings. The data are the older set
+without classes (docs/images.md).
 """
 
 from configs import cifar10

@@ -1,7 +1,7 @@
 """LLaDA-8B (arXiv:2502.09992): 8.0 billion parameters, with the settings of its fine-tuning.
 
-It is what --mode plan compiles. A run that goes on from the published parameters is made by
---mode import, which takes the network from the checkpoint: docs/python.md.
+This config is for --mode plan. To continue from the published parameters, use --mode import, which
+takes the network from the checkpoint: docs/python.md.
 """
 
 from configs import base, networks
@@ -18,7 +18,7 @@ def get_config():
         validation=0.001,
         test=100_000.0,
     )
-    # Its mask is the symbol after these; what follows it are the markers of a chat.
+    # Its mask is the symbol after these; it is followed by the special tokens of a chat.
     config.tokenizer = dict(name="bpe", path=None, hub="GSAI-ML/LLaDA-8B-Base", size=126_336)
     config.network.update(networks.LLADA, size=4096, depth=32, heads=32, hidden=12_288)
     config.network.update(dtype="bfloat16", remat="full")

@@ -1,6 +1,6 @@
-"""MDLM on OpenWebText (arXiv:2406.07524), as kuleshov-group/mdlm: a DiT that is told no time.
+"""MDLM on OpenWebText (arXiv:2406.07524), as kuleshov-group/mdlm: a time-free DiT.
 
-The paper and others report a perplexity of <= 22.98 to 23.21 for its own code. This package has not
+The paper and others report perplexities of <= 22.98 to 23.21 for its own code. This package has not
 been trained to the end with these settings.
 """
 

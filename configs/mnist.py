@@ -1,4 +1,4 @@
-"""MNIST in about ten minutes on two CPU cores, with its digits as classes."""
+"""MNIST in about ten minutes on two CPU cores, with the digits as classes."""
 
 from configs import digits
 

@@ -1,8 +1,8 @@
 """MD4-S on OpenWebText (arXiv:2406.04329), as google-deepmind/md4: 165,857,344 parameters.
 
-The corpus is downloaded and tokenised once; `--mode prepare` does no more than that. Its last
-100,000 documents are the test split, as in the literature. For other text give data.path, files of
-any format that docs/data.md names, and data.test=0.05 if it is small.
+The corpus is downloaded and tokenised once; `--mode prepare` does only that. Its last 100,000
+documents are the test split, as in the literature. For other text set data.path to files of any
+format in docs/data.md, and data.test=0.05 if it is small.
 """
 
 from configs import text8
@@ -13,7 +13,7 @@ def get_config():
     config.data = dict(
         name="public",
         dataset="openwebtext",
-        path=None,  # where the archive lies; None: in the cache directory, or download it
+        path=None,  # path of the archive; None: look in the cache, then download
         length=1024,
         separate_documents=False,
         validation=0.001,

@@ -1,8 +1,8 @@
 """Partition generative modelling on OpenWebText (arXiv:2505.18883), sizes of nkalyanv99/UNI-D2.
 
-MDLM's recipe (mdlm_owt.py) with 6 blocks of the encoder and 6 of the decoder; 512 sequences of
-1,024 tokens are a step. docs/families/partition.md says what is not certain. This package has not
-been trained to the end with these settings.
+MDLM's recipe (mdlm_owt.py) with 6 encoder and 6 decoder blocks; a step has 512 sequences of 1,024
+tokens. docs/families/partition.md lists uncertain details. This package has not been trained to the
+end with these settings.
 """
 
 from configs import mdlm_owt

@@ -12,8 +12,8 @@ def get_config():
     config.objective = dict(name="any_order", weight_power=0.0, max_masked=0.8)
     config.network.update(size=128, depth=2, heads=2, time_conditioning=False, qk_norm=True)
     config.network.update(local_width=5, scan_blocks=False)
-    # Counts of which letter stands between which neighbours: a network of this size learns no more
-    # of these in minutes. 0: without them (docs/networks.md).
+    # Counts of letters given their neighbours, more than a network of this size learns about these
+    # in minutes. 0: no tables (docs/networks.md).
     config.network.update(tables=2**20, tables_hidden=32)
     config.optim = dict(
         name="muon",
@@ -25,7 +25,7 @@ def get_config():
         warmup_steps=50,
         final_fraction=0.0,
         clip=1.0,
-        # A machine that is too slow for all steps still ends at a learning rate of zero.
+        # Even a machine that is too slow for all steps ends at a learning rate of zero.
         clock="seconds",
     )
     config.train.update(num_steps=3500, batch_size=4, ema=0.99, seconds=290.0)

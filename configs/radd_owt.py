@@ -1,6 +1,6 @@
 """RADD on OpenWebText (arXiv:2406.03736): configs/radd_owt.py:t_dce and lambda_dce.
 
-Its DiT has no time. This package has not been trained to the end with these settings.
+Its DiT is time-free. This package has not been trained to the end with these settings.
 """
 
 from configs import base, mdlm_owt, networks

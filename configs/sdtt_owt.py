@@ -1,9 +1,9 @@
 """SDTT on OpenWebText (arXiv:2410.21035): MDLM distilled from 1024 steps to 8, in seven rounds.
 
-The teacher is a run of mdlm_owt.py, or the published checkpoint that --mode import makes a run of:
---config configs/sdtt_owt.py --config.train.initial=RUN. Round r of 10,000 steps ends in a student
-that samples with 512 / 2^r steps, and its checkpoint is kept. This package has not been trained to
-the end with these settings.
+The teacher is a run of mdlm_owt.py, or the published checkpoint after --mode import:
+--config configs/sdtt_owt.py --config.train.initial=RUN. Round r of 10,000 steps results in a
+student that samples with 512 / 2^r steps, and its checkpoint is kept. This package has not been
+trained to the end with these settings.
 """
 
 from configs import mdlm_owt

@@ -1,7 +1,7 @@
 """SEDD on OpenWebText (arXiv:2310.16834): configs/sedd_owt.py:absorb_small and three more.
 
-Others report perplexities of <= 24.10 (absorb) and 29.7 (uniform) for its own code, both small.
-This package has not been trained to the end with these settings.
+Others report perplexities of <= 24.10 (absorb) and 29.7 (uniform) for its own code, at the small
+size. This package has not been trained to the end with these settings.
 """
 
 from configs import mdlm_owt

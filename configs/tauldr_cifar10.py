@@ -1,10 +1,10 @@
 """tauLDR on CIFAR-10 (arXiv:2205.14987), with the settings of andrew-cr/tauLDR.
 
-The paper's schedule has base 3 for rates whose spectral gap is 0.0209204; here the gap is 1, so
-that the scale is 3 times that gap. The authors clip the gradient of nats per image at 1; that of
-this package is of nats per dimension, and is clipped at 1 / 3072. The paper reports <= 3.59 bits
-per dimension for its own code. Its network is a little different. This package has not been trained
-to the end with these settings.
+The paper's schedule has base 3 for rates with a spectral gap of 0.0209204; here the gap is 1, so
+the scale is 3 times that gap. The authors clip the gradient of nats per image at 1; here the
+gradient is of nats per dimension, and is clipped at 1 / 3072. The paper reports <= 3.59 bits per
+dimension for its own code. Its network is slightly different. This package has not been trained to
+the end with these settings.
 """
 
 from configs import base, networks
@@ -26,8 +26,8 @@ def get_config():
         learning_rate=2e-4, warmup_steps=5000, decay="constant", clip=1.0 / LENGTH
     )  # fmt: skip
     config.train.update(num_steps=2_000_000, batch_size=128)
-    # At 0.01 the decoder, which knows no network, costs 4.4 bits per dimension. Draws after a jump,
-    # with passes="one_weighted", vary much more.
+    # At 0.01 the decoder, which does not use the network, costs 4.4 bits per dimension. Draws after
+    # a jump, with passes="one_weighted", have much more variance.
     bound = dict(name="ctmc", passes="score_entropy", first_time=1e-5)
     config.evals.validation.update(split="test", every=50_000, objective=bound)
     config.evals.test.objective = bound

@@ -11,7 +11,7 @@ def get_config():
     config.data = base.get_config().data
     config.tokenizer = dict(name="text8")
     config.network.update(depth=4, tables=0, tables_hidden=0)
-    # More steps than ten minutes hold: the learning rate ends with the seconds (optim.clock).
+    # More steps than fit into ten minutes: the learning rate follows the seconds (optim.clock).
     config.train.update(num_steps=30_000, seconds=600.0, ema=0.995)
     config.optim.warmup_steps = 100
     config.evals.validation.update(every=2000, draws=2, limit=256)

@@ -1,4 +1,4 @@
-"""text8 in ten minutes on two CPU cores, with tables of neighbours beside the network.
+"""text8 in ten minutes on two CPU cores, with tables of neighbours that support the network.
 
 python -m md4_jax --config configs/text8_tables.py --config.data.path=FILE
 """

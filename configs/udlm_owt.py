@@ -1,8 +1,8 @@
 """UDLM on OpenWebText (arXiv:2412.10193): uniform noise, with the DiT and recipe of MDLM.
 
 Others report a perplexity of <= 27.4 for its own code. This package has not been trained to the end
-with these settings. Duo (arXiv:2506.10892) trains the same model, and learns it sooner by a
-curriculum: duo_owt.py.
+with these settings. Duo (arXiv:2506.10892) trains the same model faster with a curriculum:
+duo_owt.py.
 """
 
 from configs import mdlm_owt

@@ -1,6 +1,6 @@
-# Sourced by the launch scripts: a virtual environment with the package and the extras
-# named by $1, and the environment variables of a process on this kind of machine. [cuda] becomes
-# [cuda13], which needs an NVIDIA driver of version 580 or newer, or [cuda12].
+# Sourced by the launch scripts: makes a virtual environment with the package and the extras in $1,
+# and sets the environment variables for this kind of machine. [cuda] becomes [cuda13] with an NVIDIA
+# driver of version 580 or newer, else [cuda12].
 # shellcheck shell=bash
 
 extras="${1:-}"
@@ -9,7 +9,7 @@ if [ "$extras" = "[cuda]" ]; then
   driver="$(grep -m1 -oE '[0-9]{3,}\.[0-9]+' "$version" 2>/dev/null || echo 0)"
   if [ "${driver%%.*}" -ge 580 ]; then extras="[cuda13]"; else extras="[cuda12]"; fi
 fi
-# One after another: nodes of a cluster may share this directory.
+# One process at a time, since nodes of a cluster may share this directory.
 if command -v flock >/dev/null && [ -w . ]; then
   exec 9>.md4_jax_install.lock
   flock 9
@@ -32,18 +32,18 @@ if [ -z "${VIRTUAL_ENV:-}" ]; then
   source .venv/bin/activate
 fi
 
-# Installed anew only when the requirements or the extras changed.
+# Reinstalls only if the requirements or the extras have changed.
 stamp="$VIRTUAL_ENV/.md4_jax"
 wanted="$PWD $extras $(cksum pyproject.toml constraints.txt)"
 if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
   echo "installing md4_jax$extras (a few minutes the first time)"
-  # The pinned versions are those that the tests ran with; another Python than
-  # theirs may need others, which the ranges of pyproject.toml then choose.
+  # Pinned versions are those of the tests. Another Python version may need other versions, which
+  # are then chosen from the ranges in pyproject.toml.
   python -m pip install --quiet --disable-pip-version-check -e ".$extras" -c constraints.txt ||
     python -m pip install --quiet --disable-pip-version-check -e ".$extras"
   echo "$wanted" >"$stamp"
 fi
 exec 9>&-
 
-# Huge pages for XLA's buffers on CPU.
+# Uses huge pages for XLA's buffers on CPUs.
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"

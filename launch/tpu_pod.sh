@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A training on a Cloud TPU pod slice: create, install, run on all workers, follow, delete.
+# Trains on a Cloud TPU pod slice: create, install, run on all workers, follow, delete.
 #
-#   launch/tpu_pod.sh create                 asks for the slice and waits until it is there
-#   launch/tpu_pod.sh run ARGUMENTS          copies what is committed to all workers and starts main
+#   launch/tpu_pod.sh create                 requests the slice and waits until it is ready
+#   launch/tpu_pod.sh run ARGUMENTS          copies the commit to all workers and starts training
 #   launch/tpu_pod.sh logs                   follows the log of worker 0
-#   launch/tpu_pod.sh resume ARGUMENTS       after maintenance: creates the slice anew, runs on
-#   launch/tpu_pod.sh stop                   SIGTERM: saves, and ends
-#   launch/tpu_pod.sh delete                 gives the slice back; what is in --workdir stays
-#   launch/tpu_pod.sh --dry-run COMMAND ...  prints what it would run
+#   launch/tpu_pod.sh resume ARGUMENTS       after maintenance: recreates the slice and resumes
+#   launch/tpu_pod.sh stop                   sends SIGTERM: the run saves and ends
+#   launch/tpu_pod.sh delete                 deletes the slice; files in --workdir remain
+#   launch/tpu_pod.sh --dry-run COMMAND ...  prints the commands instead of running them
 #
 # Fill in, or set in the environment:
 NAME=${NAME:-md4-jax}
@@ -15,9 +15,9 @@ PROJECT=${PROJECT:-}
 ZONE=${ZONE:-us-central2-b}
 ACCELERATOR=${ACCELERATOR:-v5litepod-64}
 RUNTIME=${RUNTIME:-v2-alpha-tpuv5-lite}
-# --spot is cheaper and may be taken away: resume then.
+# --spot is cheaper but may be preempted: then use `resume`.
 CAPACITY=${CAPACITY:---spot}
-# The arguments of `run` must name a --workdir that all workers see (a mounted bucket or disk).
+# The arguments of `run` must contain a --workdir that all workers can access (a mounted bucket or disk).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

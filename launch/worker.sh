@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What runs on each machine of a pod or cluster, whoever starts it: installs the package once,
-# then runs it together with the others. Arguments are passed on to md4_jax.
-#   MD4_JAX_EXTRA        what to install besides: tpu (default), cuda, cuda12, cuda13, or empty
+# Runs on each machine of a pod or cluster: installs the package once, then runs it together with
+# the other machines. Arguments are passed on to md4_jax.
+#   MD4_JAX_EXTRA        extra to install: tpu (default), cuda, cuda12, cuda13, or empty
 #   MD4_JAX_DISTRIBUTED  auto (default), or HOST:PORT,PROCESSES,INDEX
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -9,6 +9,6 @@ extra=${MD4_JAX_EXTRA-tpu}
 # shellcheck source=launch/environment.sh
 source launch/environment.sh "${extra:+[$extra]}"
 
-# A line may stand on several machines at once: the logs of all are told apart by the name.
+# Prefixes each line with the machine's name, since the logs of all machines may be mixed.
 export PYTHONUNBUFFERED=1
 exec python -m md4_jax --distributed "${MD4_JAX_DISTRIBUTED:-auto}" "$@"

@@ -88,7 +88,7 @@ class Measured(NamedTuple):
 
 
 def outputs(process: Any, z: Array, t: Array) -> Array:
-    """Returns the logits of a token's distribution with an error that depends on z, t: [B, L, V]."""
+    """Returns logits of a token's distribution plus an error that depends on z and t: [B, L, V]."""
     symbol = jnp.arange(SYMBOLS)
     error = 0.5 * jnp.cos(3.0 * t[..., None] + 2.1 * z[..., None] + 1.7 * symbol)
     logits = jnp.log(jnp.asarray(LAW, jnp.float32)) + error

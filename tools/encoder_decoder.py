@@ -1,4 +1,4 @@
-"""Times sampling of E2D2 and of block diffusion of equal depth: docs/families/e2d2.md.
+"""Times sampling of E2D2 and of block diffusion, equally deep: docs/families/e2d2.md.
 
 python tools/encoder_decoder.py --turns 5
 """

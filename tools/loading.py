@@ -58,7 +58,7 @@ def resident(key: str) -> int:
 
 
 def load(folder: Path, tiny: Path, devices: int) -> None:
-    """Loads a tiny checkpoint, to subtract the fixed memory of a process, and then the other one."""
+    """Loads a tiny checkpoint, for the fixed memory of a process, and then the other one."""
     import jax
 
     import md4_jax

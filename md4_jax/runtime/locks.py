@@ -15,8 +15,9 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, is_remote, replace
 
 FILE = ".in_use"
+# Seconds in object storage: a lock is rewritten every BEAT, and expires when older than LOST.
 BEAT, LOST = 15.0, 60.0
-# Of processes that sign a free lock there within so many seconds, the last one has it.
+# If several processes sign a free lock there within this many seconds, the last one gets it.
 SETTLED = 3.0
 
 
