@@ -209,7 +209,7 @@ def check_one(folder: paths.Place) -> None:
 def missing(workdir: paths.Place | None) -> UserError:
     """Makes the error for a command without --config if --workdir holds no run.
 
-    The advice is more specific for a folder of runs, and for a checkpoint of a run.
+    Raises UserError for a folder of runs. For a checkpoint of a run, the error names the run.
     """
     where = "no --workdir of a run"
     if workdir is not None:

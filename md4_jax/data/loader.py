@@ -55,14 +55,13 @@ class TrainIterator:
 
 
 class Repeated:
-    """Iterator that gives each batch of another one several times in a row.
+    """Iterator that yields each batch of another iterator several times.
 
-    Its position is that of the batches before the one that it is giving, so that a run that goes on
-    from there sees this batch again.
+    Its position is the one before the current batch, so that a resumed run gets this batch again.
     """
 
     def __init__(self, batches: TrainIterator, times: int, given: int):
-        """given: how many times the first batch was given before."""
+        """given: number of times that the first batch has already been yielded."""
         self._batches, self._times = batches, times
         self._batch: Batch | None = None
         self._position, self._left, self._given = batches.get_state(), 0, given
@@ -79,11 +78,11 @@ class Repeated:
         return self._batch
 
     def get_state(self) -> dict[str, int]:
-        """Returns the position before the batch that is to be given again, else after it."""
+        """Returns the position before the current batch if it will be repeated, else after it."""
         return self._position if self._left else self._batches.get_state()
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Continues at a position of the batches, before the first one is given."""
+        """Continues at a position of the batches; call it before the first batch."""
         self._batches.set_state(state)
 
     def close(self) -> None:
@@ -99,18 +98,18 @@ def train_iterator(
     rows: np.ndarray | None = None,
     rounds: int = FEW_ROUNDS,
 ) -> TrainIterator:
-    """Makes endless batches of this process's rows of a global batch.
+    """Makes an endless iterator of this process's rows of the global batches.
 
     batch_size  sequences of the global batch
-    rows        rows of it that this process gets; None: all
+    rows        rows of the global batch for this process; None: all
     rounds      rounds of the permutation
 
-    Each epoch is another permutation, given by the seed alone, with each sequence once, unless the
-    sequences have an `order` of their own, as those of a mixture; a batch
-    may straddle two epochs. Tokens after the last whole sequence are left out. Random changes of
-    rows (`Rows.augment`) depend on the seed and the place in this endless order.
+    Each epoch is another permutation of all sequences, determined by the seed, unless the sequences
+    have their own `order`, like those of a mixture. A batch may span two epochs. Tokens after the
+    last whole sequence are dropped. Random augmentation (`Rows.augment`) depends on the seed and
+    the position in this endless order.
 
-    Raises UserError when there is no whole sequence.
+    Raises UserError if there is no whole sequence.
     """
     mine = slice(None) if rows is None else rows
     count = len(sequences)
@@ -119,7 +118,7 @@ def train_iterator(
             f"the training split has {sequences.size.tokens} tokens, fewer than one sequence of "
             f"{sequences.length}: lower data.length or take a larger corpus"
         )
-    # Epoch e of seed s is epoch 0 of seed s + e; hashing keeps neighbouring seeds apart.
+    # Epoch e of seed s would be epoch 0 of seed s + e; hashing separates neighbouring seeds.
     order_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
 
     def shuffled(place: int) -> int:
@@ -146,7 +145,7 @@ def train_iterator(
 
 
 def _bits(seed: int, places: np.ndarray) -> np.ndarray:
-    """Returns 64 random bits for each place in the endless order: uint64 [B]."""
+    """Returns 64 random bits for each position in the endless order: uint64 [B]."""
     drawn = [np.random.Philox(key=seed, counter=int(place)).random_raw() for place in places]
     return np.array(drawn, np.uint64)
 
@@ -160,15 +159,14 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Yields all sequences in order, each in one row.
 
-    Sequences come in global batches of `batch_size`, the last one filled up with
-    rows of zeros of which no token counts. If there is a rest of r tokens, one more batch
-    of tokens [len(rows), r] has them in row 0 of the global batch. Every process
-    gets the same number of batches.
+    Global batches have `batch_size` sequences; the last one is filled up with rows of zeros in
+    which no token counts. A rest of r tokens is row 0 of one more global batch, with tokens
+    [len(rows), r] in each process. All processes get the same number of batches.
 
     text_size: counts bytes and words for the batch's `text`. It is called with the counted tokens
-    of each row, in the order of the text and in every process for all rows.
+    of each row, in the order of the text, for all rows in every process.
 
-    Raises UserError when the split is empty.
+    Raises UserError if the split is empty.
     """
     mine = slice(None) if rows is None else rows
     if sequences.size.tokens == 0:
@@ -194,7 +192,7 @@ def _text(batch: Batch, text_size: Callable[[np.ndarray], tuple[int, int]]) -> n
 
 
 def _filled(real: Batch, batch_size: int, mine: np.ndarray | slice) -> Batch:
-    """Fills a batch up with rows of zeros and returns the rows of this process."""
+    """Fills up a batch with rows of zeros and returns the rows of this process."""
 
     def part(x: np.ndarray) -> np.ndarray:
         return np.pad(x, [(0, batch_size - len(x))] + [(0, 0)] * (x.ndim - 1))[mine]

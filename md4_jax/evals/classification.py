@@ -31,7 +31,7 @@ class Classification(OnBatches):
     main_figure: ClassVar[str] = "cross_entropy"
 
     def check(self, experiment: Experiment, key: str) -> None:
-        """Raises UserError for a network that is no classifier, and for an invalid batch size."""
+        """Raises UserError unless the network is a classifier, and for an invalid batch size."""
         if not experiment.network.classifies:
             raise UserError(
                 f"{key}.name='classification' needs network.name='classifier' or, of images, "
