@@ -47,7 +47,8 @@ def panel(draw: ImageDraw.ImageDraw, top: int, title: str, path) -> None:
     font = ImageFont.truetype(str(FONT), 15)
     draw.text((MARGIN, top), title, fill=(40, 40, 40), font=font)
     share, taken = settled(path.symbol, path.mask)
-    for place, word in enumerate(path.final_words()):
+    words = [path.words[index] if index >= 0 else "" for index in path.symbol[-1]]
+    for place, word in enumerate(words):
         left = MARGIN + place % COLUMNS * CELL
         up = top + TITLE + place // COLUMNS * LINE
         paper = EARLY + share[place] * (LATE - EARLY)

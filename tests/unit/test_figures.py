@@ -6,10 +6,11 @@ import zlib
 import numpy as np
 import pytest
 from matplotlib.text import Text
-from PIL import Image
+from PIL import Image, ImageDraw
 from tool_modules import tool_module
 
 from md4_jax.generate import figures
+from md4_jax.generate.traces import Trajectory
 
 A, B, MASK = range(3)
 
@@ -96,3 +97,21 @@ def test_orders_of_a_run_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["orders.py", "--workdir", str(tmp_path / "none")])
     with pytest.raises(SystemExit, match=r"^error: --workdir .*: there is no folder .*none$"):
         tool_module("orders").main()
+
+
+def test_orders_are_painted_from_early_to_late_with_what_was_taken_back_in_a_frame():
+    """b, then a, then a mask in the place of b and c there: two states of three are a change."""
+    tool = tool_module("orders")
+    symbol = np.array([[0, 0, -1], [0, 2, -1], [1, 2, -1], [1, 0, -1], [1, 3, -1]])
+    path = Trajectory(
+        np.arange(5), symbol, np.ones(symbol.shape), np.zeros(3, bool), ["_", "a", "b", "c"], 0
+    )
+    image = Image.new("RGB", (100, 100), "white")
+    tool.panel(ImageDraw.Draw(image), 0, "title", path)
+    shown = np.asarray(image, int)
+    top = tool.TITLE
+    inside = [shown[top + 1, tool.MARGIN + place * tool.CELL + 1] for place in range(3)]
+    for share, found in zip((0.5, 1.0, 0.0), inside, strict=True):
+        np.testing.assert_allclose(found, tool.EARLY + share * (tool.LATE - tool.EARLY), atol=1)
+    corners = [tuple(shown[top, tool.MARGIN + place * tool.CELL]) for place in range(3)]
+    assert [corner == tool.TAKEN for corner in corners] == [False, True, False]
