@@ -105,9 +105,11 @@ def _check_blocks(experiment: Experiment, part: Component) -> None:
     if needed and not network.blockwise:
         raise UserError(f"{said} needs {whole_blocks(section)}")
     if network.encodes and not needed and part.key != "sample":
+        own = hasattr(part.value, "block")
+        fits = f"set {part.key}.block above 0" if own else f"take {part.key}.name='block'"
         raise UserError(
             f"{said} shows the network whole texts, and the encoder of network.name="
-            f"{section['name']!r} reads the blocks before a noisy one: take {part.key}.name='block'"
+            f"{section['name']!r} reads the blocks before a noisy one: {fits}"
         )
 
 

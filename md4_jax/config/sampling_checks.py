@@ -226,7 +226,7 @@ def _check_dual_cache(experiment: Experiment) -> None:
             "would see those after them"
         )
     if experiment.network.encodes:
-        raise UserError("sample.dual_cache=True: an encoder never reads what is after a block")
+        raise UserError("leave sample.dual_cache=False: an encoder reads nothing after a block")
     if not experiment.network.time_free:
         raise UserError(
             "sample.dual_cache=True needs network.time_conditioning=False: a block that is drawn "

@@ -326,7 +326,8 @@ def test_the_published_recipe_trains_with_equal_weights_and_reports_the_bound():
 
 
 @pytest.mark.parametrize("changes, said", [
-    (dict(objective={"name": "md4"}), "reads the blocks before a noisy one"),
+    (dict(objective={"name": "md4"}), "reads the blocks before a noisy one: take objective.name="),
+    (dict(objective={"name": "preference"}, objective__block=0), "set objective.block above 0"),
     (dict(network__causal=True), "needs network.causal=False, not True"),
     (dict(network__time_conditioning=True), "needs network.time_conditioning=False"),
     (dict(network__decoder_reads="all"), "network.decoder_reads must be features or keys_values"),
@@ -337,7 +338,7 @@ def test_the_published_recipe_trains_with_equal_weights_and_reports_the_bound():
     ),
     (dict(objective__weights="half"), "objective.weights must be 'bound' or 'equal', not 'half'"),
     (dict(objective__draws="times"), "objective.weights='equal' is for objective.draws='exact'"),
-    (dict(sample__dual_cache=True), "sample.dual_cache"),
+    (dict(sample__dual_cache=True), "leave sample.dual_cache=False: an encoder"),
 ])  # fmt: skip
 def test_wrong_options(changes, said):
     named = changes.pop("objective", {}).get("name")
