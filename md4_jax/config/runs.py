@@ -13,7 +13,7 @@ from md4_jax.data.domains import same_symbols, stored_domain
 from md4_jax.evals import rollouts
 from md4_jax.evals.likelihood import main_bound
 from md4_jax.experiment import Experiment
-from md4_jax.protocols import Params, UserError
+from md4_jax.protocols import Params, UserError, updates_of
 from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.paths import Place, place
 from md4_jax.runtime.sharding import max_over_processes
@@ -110,8 +110,8 @@ def decide_back(experiment: Experiment, workdir: Place, asked: str) -> None:
     if found is None or found[1] is None:
         raise UserError(f"--back={asked}: {workdir} holds no checkpoint yet")
     if is_first():
-        each = rollouts.prompts_of(experiment)
-        back.begin(workdir, asked, *found, experiment.config, each)
+        each, times = rollouts.prompts_of(experiment), updates_of(experiment.objective)
+        back.begin(workdir, asked, *found, experiment.config, each, times)
 
 
 def check_steps(experiment: Experiment, workdir: Place, asked: str = "") -> None:

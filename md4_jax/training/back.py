@@ -24,19 +24,21 @@ def is_done(workdir: Place, asked: str, optim: Mapping[str, Any]) -> bool:
 
 def begin(
     workdir: Place, asked: str, step: int, newest: tuple[int, Mapping[str, Any]],
-    config: Mapping[str, Any], each: int,
+    config: Mapping[str, Any], each: int, times: int = 1,
 ) -> None:  # fmt: skip
     """Records the decision to return to a checkpoint; `finish` carries it out.
 
-    newest: step and host state of the newest readable checkpoint. each: data sequences per step.
-    The training data continue after the last step that may have run: one log window after the last
-    row of the log.
+    newest: step and host state of the newest readable checkpoint. each: data sequences per batch,
+    which is used for `times` steps. The training data continue after the last step that may have
+    run: one log window after the last row of the log.
     """
     log = workdir / METRICS
     rows = read_rows(log) if log.exists() else []
     reached, host = newest
     last = max((row["step"] for row in rows), default=0) + config["log"]["every"]
-    sequences = host["data"]["sequences"] + max(0, last - reached) * each
+    # The position of a checkpoint within a batch's steps is before that batch.
+    batches = max(0, -(-last // times) - reached // times)
+    sequences = host["data"]["sequences"] + batches * each
     entry = {"asked": asked, "step": step, "sequences": sequences}
     replace(
         workdir / FILE,

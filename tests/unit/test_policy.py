@@ -27,6 +27,7 @@ from md4_jax.objectives.preference import Preference
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.commit import PACKAGE_ROOT
+from md4_jax.training import back
 from md4_jax.training.loop import fresh_state
 
 LOGITS, THEN = np.array([0.4, -0.3, 0.9]), np.array([0.1, 0.5, -0.2])
@@ -314,6 +315,15 @@ def test_prompts_of_a_set_come_again_after_a_break_within_it(made):
         assert sums(later, 9 - step) == every[step:]
         later.close()
     whole.close()
+
+
+@pytest.mark.parametrize("reached, held", [(5, 2), (6, 4)])
+def test_a_return_goes_on_with_the_set_after_the_last_that_can_have_run(reached, held, tmp_path):
+    """Step 10 is the last: sets of two prompts for three steps each have taken four pairs."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 7}\n')
+    newest = reached, {"data": {"sequences": held}}
+    back.begin(tmp_path, "4", 4, newest, {"log": {"every": 3}, "optim": {}}, 2, 3)
+    assert back.position(tmp_path, 4, {}) == {"sequences": 8}
 
 
 def test_other_objectives_learn_from_the_data_as_they_are(made):
