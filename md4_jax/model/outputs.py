@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from md4_jax.experiment import sample_block
 from md4_jax.model import inputs
 from md4_jax.protocols import Array, Network, Params, UserError
 from md4_jax.runtime.compiling import jit
@@ -22,6 +23,12 @@ def logits(model: Any, tokens: Any, t: Any, context: Mapping[str, Any], at: Any)
             "score, or sample with a prompt"
         )
     rows, times = inputs.checked(model.experiment, tokens, t)
+    block = sample_block(model.experiment)
+    if model.experiment.network.encodes and rows.shape[1] > block:
+        raise UserError(
+            f"{model.origin} has an encoder, which reads nothing where a text is shown as a whole: "
+            f"give at most one block of {block} tokens, not {rows.shape[1]}, or use score or sample"
+        )
     told = inputs.contexts(context, rows)
     if model.experiment.network.classifies and at is not None:
         raise UserError(f"a classifier has no logits of a position: leave out at={at}")

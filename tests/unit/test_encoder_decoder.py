@@ -60,6 +60,17 @@ def test_the_logits_of_blocks_are_those_of_its_own_code(name, models):
     assert model.length == 16
 
 
+def test_logits_of_a_text_without_its_encoder_are_refused(models):
+    """Those of the first block need none."""
+    model, told = models["e2d2"], answers("e2d2")
+    z = np.asarray(told["z"])
+    np.testing.assert_allclose(
+        model.logits(z[:, :BLOCK]), of_blocks(model, z, told["x"])[:, :BLOCK], atol=CLOSE
+    )
+    with pytest.raises(UserError, match="give at most one block of 4 tokens, not 5"):
+        model.logits(z[:, : BLOCK + 1])
+
+
 @pytest.mark.parametrize("objective, key", [
     (BlockDiffusion(BLOCK, "times"), "nlls"),
     (BlockDiffusion(BLOCK, weights="equal"), "train_nats"),
