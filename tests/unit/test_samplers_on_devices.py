@@ -49,12 +49,15 @@ CASES = {
 
 def on_meshes() -> None:
     """Draws each case on one device and on eight."""
+    jax.config.update("jax_disable_most_optimizations", True)  # or it compiles for minutes
     meshes = [make_mesh(MeshOptions(data=n), jax.devices()[:n]) for n in (1, 8)]
     for name, (make, options, process, step, prompt, method, run) in CASES.items():
         network, params = built(make, **options)
         whole, guidance = {"network": params, "process": process(SYMBOLS).init()}, 1.0
         if method:
-            guidance = Guide(ClassifierOptions("c", 2.0, method), 1, *built(Classifier, **FREE))
+            judge, own = built(Classifier, **FREE)
+            own = {"network": own, "process": Masking(SYMBOLS)}
+            guidance = Guide(ClassifierOptions("c", 2.0, method), 1, judge, own)
             whole = guidance.beside(whole)
         found = []
         for mesh in meshes:
