@@ -125,6 +125,9 @@ IN_CAMPAIGNS = {
     "fewer keys",
     "kernel, causal",
     "kernel, noisy half",
+    "layers one by one",
+    "near",
+    "odd length",
     "shifted",
 }
 TILES = 512  # positions, of which each of four devices has a tile of the kernel

@@ -73,6 +73,7 @@ def test_a_resumed_run_ends_bit_for_bit_the_same(tuned, tmp_path):
     assert md4_jax.load(again).logits(Z, 0.3).tobytes() == expected.tobytes()
 
 
+@pytest.mark.campaign
 def test_a_run_gives_its_adapters_back(tuned, published, tmp_path):
     """In PEFT's layout; beside the published model they are the run, and are trained on."""
     model = md4_jax.load(tuned)

@@ -49,6 +49,7 @@ def test_its_loss_is_no_bound_and_its_evaluations_are(student, rows):
     assert sum("validation/nats_per_token" in row for row in found) == 2
 
 
+@pytest.mark.campaign
 def test_the_teacher_of_the_first_round_is_the_other_run(student, trained, tmp_path):
     """In the checkpoint, to the bit; later it is the student at the end of a round."""
     found = {}

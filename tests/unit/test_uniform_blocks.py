@@ -102,7 +102,7 @@ def bound(outputs, process, block: int) -> np.ndarray:
     return (values * exact.noise_law(process, X, t)).sum(axis=2) @ weight + ends
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("parametrisation", ["joint", "mixture"])
 @pytest.mark.parametrize("block", [1, 2, 4])
