@@ -12,11 +12,12 @@ from md4_jax.auditor.options import AuditOptions
 from md4_jax.auditor.report import numbers, text
 from md4_jax.config.evaluators import evaluators
 from md4_jax.config.fit import Component, check_process, objective_name
-from md4_jax.config.schema import build_section, class_of, options_from
-from md4_jax.processes.resizing import Resizing
+from md4_jax.config.schema import build_section, options_from
 from md4_jax.protocols import UserError
 
 SYMBOLS = 3
+# Keys of a process that are ids of symbols: those that change the length of a text (`resizing`).
+IDS = ("expand", "delete")
 
 
 def objectives(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -44,11 +45,10 @@ def objectives(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 def _of_few(section: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the section `process` for a small vocabulary.
 
-    The ids of the symbols that change the length of a text belong to the full vocabulary. Here
-    they are the default, the last two symbols; the choice does not change the bound.
+    Ids of symbols belong to the full vocabulary. Here they are the default, the last two symbols;
+    the choice does not change the bound.
     """
-    resizes = issubclass(class_of("process", section["name"]), Resizing)
-    return {k: v for k, v in section.items() if not (resizes and k in ("expand", "delete"))}
+    return {key: value for key, value in section.items() if key not in IDS}
 
 
 def _told(say: Callable[[str], None], key: str, line: str) -> None:
