@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from md4_jax.networks import chosen
 from md4_jax.networks.blocks import Cache, KVCache, LeftToRight, Surroundings
 from md4_jax.networks.context import checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
@@ -69,6 +70,9 @@ class Binding(NamedTuple):
                 return shifted_features(at, inputs.get("segments"), index)
             return at(index=index)
 
+        def where(z: Array, t: Array, marked: Array) -> Array:
+            return features(z, t, marked if z.size * self.options.size >= chosen.LEAST else None)
+
         def unembed(h: Array) -> Array:
             return module.apply(variables, h, *first, method="unembed")
 
@@ -83,13 +87,20 @@ class Binding(NamedTuple):
 
         blocks = self._blocks(variables, told) if self.cached else None
         shortcuts = Accelerator(
-            token_groups(), features, padded if self.options.pads_logits else None, self.platform
-        )
+            token_groups(), features, padded if self.options.pads_logits else None, self.platform,
+            where if self._computes_chosen else None,
+        )  # fmt: skip
         within = hiding if self.hides else None
         found = Denoiser(features, unembed, shortcuts, blocks, rebind, within=within)
         if not (self.cached and reads_in_order(self.options)):
             return found
         return found._replace(ordered=ordered_functions(self.options, module, variables, told))
+
+    @property
+    def _computes_chosen(self) -> bool:
+        """Whether `features` accepts a mask of positions, and is then faster."""
+        alone = self.platform == "cpu" and token_groups() == (1, 1)
+        return alone and type(self.module) is TransformerModule and chosen.suits(self.options)
 
     def _growing(self, variables: dict, told: dict[str, Array]) -> Denoiser:
         """Returns the denoiser of variable-length texts, where z says which tokens are present."""

@@ -8,6 +8,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
+from md4_jax.networks.chosen import Chosen, computed, is_mask
 from md4_jax.networks.layers import Block
 from md4_jax.protocols import Array, Params
 
@@ -76,6 +77,40 @@ def bound(o: Any, block_size: int, params: Params, *, last: bool = False) -> Cal
     """Returns a block bound to these parameters, outside of the scan."""
     block = Block(o, block_size, last, parent=None)
     return functools.partial(block.apply, {"params": params})
+
+
+def one_by_one(
+    blocks: list[Block], x_BxLxD: Array, around: tuple, each_DxB: Array | None, index: Array | None
+) -> Array:
+    """Applies unrolled blocks; the last one to the positions of index alone, as `features`.
+
+    around    the condition and the segments
+    each_DxB  keys of each block, or None
+    """
+    for number, block in enumerate(blocks):
+        keys = None if each_DxB is None else each_DxB[number]
+        if number < len(blocks) - 1:
+            x_BxLxD, _ = block(x_BxLxD, *around, keys)
+        elif is_mask(index):
+            x_BxLxD = _where(block, x_BxLxD, around, keys, index)
+        else:
+            x_BxLxD, _ = block(x_BxLxD, *around, keys, index)
+    return x_BxLxD
+
+
+def _where(
+    block: Block, x_BxLxD: Array, around: tuple, keys: Array | None, chosen_BxL: Array
+) -> Array:
+    """Returns the output of a block, which is 0 at some positions that are not chosen."""
+    condition, segments = around
+
+    def rows(told: tuple, others: tuple, part: Chosen) -> Array:
+        params, x, condition = told
+        return bound(block.options, 0, params)(x, condition, *others, part)[0]
+
+    return computed(
+        rows, (block.variables["params"], x_BxLxD, condition), (segments, keys), chosen_BxL
+    )
 
 
 def gathered(

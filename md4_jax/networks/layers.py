@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from md4_jax.networks.attention import Form, attend, attend_dropping, attend_near, rounding
 from md4_jax.networks.blocks import Cache, block_diffusion_attention, rotated_halves
+from md4_jax.networks.chosen import Chosen
 from md4_jax.networks.condition import activations, modulation
 from md4_jax.networks.dropout import folded, for_adapter, kept, scaled
 from md4_jax.networks.experts import Experts
@@ -47,20 +48,19 @@ class Attention(nn.Module):
         self,
         x_BxLxD: Array,
         segments: Array | InOrder | None,
-        index: Array | None,
+        index: Array | Chosen | None,
         cache: Cache | None = None,
         keys: Array | None = None,
     ) -> tuple[Array, tuple[Array, Array] | None]:
         o, dtype = self.options, jnp.dtype(self.options.dtype)
-        batch, _, size = x_BxLxD.shape
-        length, asked = x_BxLxD.shape[1], partial(at, index=index, halved=self.block and self.last)
+        length, size = x_BxLxD.shape[1:]
+        asked = partial(at, index=index, halved=self.block and self.last)
         asking, each = asked(x_BxLxD), o.attention_size
-        kernel = rounding(o.attention, o.products)
         query, key, value = (
             Linear(
                 heads * each, dtype, bias=o.qkv_bias, initial=o.initial,
                 products=o.products, rank=o.lora_rank, alpha=o.lora_alpha, name=name,
-            )(x, for_adapter(o, name, x, keys, length, part)).reshape(batch, -1, heads, each)
+            )(x, for_adapter(o, name, x, keys, length, part)).reshape(*x.shape[:2], heads, each)
             for name, x, heads, part in (
                 ("query", asking, o.heads, asked), ("key", x_BxLxD, o.kv_heads, whole),
                 ("value", x_BxLxD, o.kv_heads, whole),
@@ -69,33 +69,10 @@ class Attention(nn.Module):
         if o.qk_norm:
             made = partial(Normalize, gain=True, eps=o.norm_eps)
             query, key = made(name="query_norm")(query), made(name="key_norm")(key)
-        query, key, value = (
-            constrain(a, BATCH_AXES, CONTEXT, "tensor", None) for a in (query, key, value)
-        )
-        part = o.rotary_part if o.rotary and not o.positions else 0.0
-        turns, own = o.turns._replace(part=part), None
-        if o.query_scaling:
-            where = asked_places(length, segments, index, cache, halved=self.block > 0)
-            query = grown(query, where[..., : query.shape[1]], tuple(o.query_scaling))
-        if cache is not None:
-            mixed, own = cache.attend(query, (key, value), segments, kernel=kernel, turns=turns)
-        elif self.block:
-            turned = (rotated_halves(x, key.shape[1] // 2, turns) for x in (query, key))
-            form = dict(segments=segments, kernel=kernel, causal=o.causal_context)
-            mixed = block_diffusion_attention(*turned, value, block=self.block, **form)
-        elif isinstance(segments, InOrder):
-            mixed = segments.attend(query, (key, value), index=index, kernel=kernel, turns=turns)
-        else:
-            query = rotate(query, index, length=key.shape[1], turns=turns, grid=o.grid)
-            turned = query, rotate(key, turns=turns, grid=o.grid), value
-            where = dict(segments=segments, index=index)
-            if o.reach is not None:
-                mixed = attend_near(*turned, reach=o.reach, kernel=kernel, **where)
-            elif keys is not None and o.attention_dropout:
-                dropout = folded(keys, WEIGHTS), Form.dropping(kernel, o.attention_dropout)
-                mixed = attend_dropping(*turned, dropout=dropout, causal=o.causal, **where)
-            else:
-                mixed = attend(*turned, kernel=kernel, causal=o.causal, **where)
+        if isinstance(index, Chosen):
+            query = index.put(query)
+        mixed, own = attended(o, self.block, (query, key, value), segments, index, cache, keys)
+        mixed = index.pick(mixed) if isinstance(index, Chosen) else mixed
         mixed_BxLxF = mixed.reshape(*asking.shape[:2], o.heads * each)
         out = Linear(
             size, dtype, self.zero_output, o.out_bias, o.initial, products=o.products,
@@ -103,6 +80,52 @@ class Attention(nn.Module):
         )  # fmt: skip
         adapted = for_adapter(o, "out", mixed_BxLxF, keys, length, asked)
         return out(mixed_BxLxF, adapted), own
+
+
+def attended(
+    o: Any,
+    block: int,
+    projected: tuple[Array, Array, Array],
+    segments: Array | InOrder | None,
+    index: Array | Chosen | None,
+    cache: Cache | None,
+    keys: Array | None,
+) -> tuple[Array, tuple[Array, Array] | None]:
+    """Computes attention of queries, keys and values, with rotary positions or none.
+
+    Returns what `Attention` does, before the output layer.
+    """
+    query, key, value = projected
+    kernel = rounding(o.attention, o.products)
+    index = None if isinstance(index, Chosen) else index  # then there is a query for all tokens
+    query, key, value = (
+        constrain(a, BATCH_AXES, CONTEXT, "tensor", None) for a in (query, key, value)
+    )
+    part = o.rotary_part if o.rotary and not o.positions else 0.0
+    turns, own = o.turns._replace(part=part), None
+    if o.query_scaling:
+        where = asked_places(key.shape[1], segments, index, cache, halved=block > 0)
+        query = grown(query, where[..., : query.shape[1]], tuple(o.query_scaling))
+    if cache is not None:
+        mixed, own = cache.attend(query, (key, value), segments, kernel=kernel, turns=turns)
+    elif block:
+        turned = (rotated_halves(x, key.shape[1] // 2, turns) for x in (query, key))
+        form = dict(segments=segments, kernel=kernel, causal=o.causal_context)
+        mixed = block_diffusion_attention(*turned, value, block=block, **form)
+    elif isinstance(segments, InOrder):
+        mixed = segments.attend(query, (key, value), index=index, kernel=kernel, turns=turns)
+    else:
+        query = rotate(query, index, length=key.shape[1], turns=turns, grid=o.grid)
+        turned = query, rotate(key, turns=turns, grid=o.grid), value
+        where = dict(segments=segments, index=index)
+        if o.reach is not None:
+            mixed = attend_near(*turned, reach=o.reach, kernel=kernel, **where)
+        elif keys is not None and o.attention_dropout:
+            dropout = folded(keys, WEIGHTS), Form.dropping(kernel, o.attention_dropout)
+            mixed = attend_dropping(*turned, dropout=dropout, causal=o.causal, **where)
+        else:
+            mixed = attend(*turned, kernel=kernel, causal=o.causal, **where)
+    return mixed, own
 
 
 def asked_places(
@@ -207,6 +230,8 @@ class Block(nn.Module):
         y_BxLxD, own = attention(y_BxLxD, segments, index, cache, keys)
         if self.block and self.last and condition_BxGxC is not None:
             first, second = (tuple(map(noisy_half, part)) for part in (first, second))
+        if isinstance(index, Chosen) and condition_BxGxC is not None:
+            first, second = (tuple(map(index.of_sequences, part)) for part in (first, second))
         y_BxLxD = dropped(o, y_BxLxD, keys, FIRST, x_BxLxD.shape, needed)
         x_BxPxD = needed(x_BxLxD) + gated_by(first, y_BxLxD)
         y_BxPxD = normalized(o, x_BxPxD, second, "feed_forward_norm")
@@ -235,6 +260,8 @@ def whole(x: Array) -> Array:
 
 def at(x_BxLxD: Array, index: Array | None, halved: bool) -> Array:
     """Returns x at the positions of index, or the noisy half of x, or all of x."""
+    if isinstance(index, Chosen):
+        return index.pick(x_BxLxD)
     x_BxLxD = x_BxLxD if index is None else rows(x_BxLxD, index)
     return noisy_half(x_BxLxD) if halved else x_BxLxD
 

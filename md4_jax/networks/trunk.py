@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.blocks import Cache, layers_of
+from md4_jax.networks.chosen import is_mask
 from md4_jax.networks.condition import TIME_EMBEDDINGS, FinalModulation, TimeEmbedding, activations
 from md4_jax.networks.context import label_rows
-from md4_jax.networks.depth import bound, first_blocks, gathered, stack
+from md4_jax.networks.depth import bound, first_blocks, gathered, one_by_one, stack
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
 from md4_jax.networks.evidence import Evidence
 from md4_jax.networks.growing import growing_features, symbols_read
@@ -117,6 +118,7 @@ class TransformerModule(nn.Module):
     ) -> Array:
         """Returns h [B, L, D], or with index [B, P] the features of these positions, [B, P, D].
 
+        An index [B, L] of booleans marks the positions at which h [B, L, D] must be correct.
         With tables, the last features contain the terms that the tables add to the logits.
         """
         condition = self._condition(t_B[:, None], label)
@@ -127,7 +129,7 @@ class TransformerModule(nn.Module):
         expected = self.mixture.mixed(self.mixture.weights(known_BxLxH), evidence)
         x_BxLxD = x_BxLxD + self._expected(z_BxL, expected, evidence)
         h_BxPxD = self._trunk(x_BxLxD, condition, segments, keys, index)
-        if index is not None:
+        if index is not None and not is_mask(index):
             evidence, known_BxLxH = evidence.at(index), rows(known_BxLxH, index)
         added = self.mixture.logits(h_BxPxD, evidence, known_BxLxH)
         carried = self.options.counts.carried(added, evidence)
@@ -209,10 +211,7 @@ class TransformerModule(nn.Module):
         elif self.options.scan_blocks:
             x_BxLxD, _ = self.blocks(x_BxLxD, *around, each_DxB)
         else:
-            for number, block in enumerate(self.blocks):
-                own = None if each_DxB is None else each_DxB[number]
-                asked = (index,) if number == len(self.blocks) - 1 else ()
-                x_BxLxD, _ = block(x_BxLxD, *around, own, *asked)
+            x_BxLxD = one_by_one(self.blocks, x_BxLxD, around, each_DxB, index)
         if self.block and condition_BxGxD is not None and not self.options.shifted:
             condition_BxGxD = noisy_half(condition_BxGxD)
         return self._headed(x_BxLxD, condition_BxGxD)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.head import at_noise, noise_of
+from md4_jax.objectives.head import at_noise, features_at_noise, noise_of
 from md4_jax.objectives.noising import masked, prompted
 from md4_jax.objectives.token_nats import counted, expected, token_nats
 from md4_jax.processes.capabilities import RevealsBySymbol
@@ -87,7 +87,8 @@ class GenMD4:
         def terms(logits: Array, x: Array) -> Array:
             return power[x] * token_nats(logits, x) - power[x] + expected(logits, power)
 
-        h_BxLxD, noise = denoiser.features(z, t), noise_of(process, batch, z)
+        noise = noise_of(process, batch, z)
+        h_BxLxD = features_at_noise(denoiser, process, z, t, noise)
         terms_BxL = at_noise(denoiser, h_BxLxD, noise, reduce=terms, rows=(batch.tokens,))
         return (1.0 - self.first_time) / t * jnp.sum(terms_BxL, axis=1)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from md4_jax.objectives import log_sum_exp
 from md4_jax.protocols import Array, Batch, Denoiser, Process
@@ -43,11 +44,39 @@ KEEP = jax.checkpoint_policies.save_from_both_policies(
 CAPACITIES = (17 / 32, 3 / 4)
 # Smaller vocabularies are not gathered: with 27 symbols it costs 1% of that step.
 LEAST_VOCABULARY = 1024
+# Half of a pair's tokens, with an allowance for rounding.
+HALF = 0.501
 
 
 def noise_of(process: Process, batch: Batch, z: Array) -> Array:
     """Marks the counted positions with noise: bool [B, L]."""
     return process.is_noise(z) & batch.loss_mask
+
+
+def features_at_noise(
+    denoiser: Denoiser, process: Process, z: Array, t: Array, noise: Array
+) -> Array:
+    """Returns features h [B, L, D] that are correct where noise, bool [B, L], is true.
+
+    z is a batch at antithetic times. If at most half of a pair's tokens are masked, the network can
+    leave out other positions (`Denoiser.features_where`).
+    """
+    if len(z) % 2 == 0 and most_masked(process) <= HALF:
+        return denoiser.features_where(z, t, noise)
+    return denoiser.features(z, t)
+
+
+def most_masked(process: Process) -> float:
+    """Returns the largest expected fraction of masked tokens of a pair at times t and 1 - t.
+
+    It is 0 for a process without a schedule common to all symbols.
+    """
+    schedule = getattr(process, "schedule", None)
+    if schedule is None:
+        return 0.0
+    with jax.ensure_compile_time_eval():
+        masked = np.asarray(schedule.one_minus_alpha(jnp.linspace(0.0, 1.0, 65)))
+    return float(np.max(masked + masked[::-1])) / 2
 
 
 def at_noise(

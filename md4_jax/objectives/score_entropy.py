@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from md4_jax.objectives.any_order import AnyOrder
-from md4_jax.objectives.head import at_noise, noise_of
+from md4_jax.objectives.head import at_noise, features_at_noise, noise_of
 from md4_jax.objectives.noising import masked, noised
 from md4_jax.objectives.token_nats import counted, score_nats, uniform_score_nats
 from md4_jax.processes.capabilities import RedrawsUniformly, RevealsMasks
@@ -95,10 +95,11 @@ class ScoreEntropy:
     ) -> Array:
         """Computes C - 1 - log(s_x / k) at the masks that count, 0 elsewhere: [B, L]."""
         shift_BxL = jnp.broadcast_to(self._shift(process, t)[:, None], z.shape)
+        noise = noise_of(process, batch, z)
         return at_noise(
             denoiser,
-            denoiser.features(z, t),
-            noise_of(process, batch, z),
+            features_at_noise(denoiser, process, z, t, noise),
+            noise,
             reduce=lambda outputs, x, shift: score_nats(outputs - shift[..., None], x),
             rows=(batch.tokens, shift_BxL),
         )

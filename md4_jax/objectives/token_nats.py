@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.head import at_noise, noise_of
+from md4_jax.objectives.head import at_noise, features_at_noise, noise_of
 from md4_jax.objectives.log_sum_exp import log_sum_exp, summed
 from md4_jax.protocols import Array, Batch, Denoiser, Process
 from md4_jax.runtime.reductions import with_entries
@@ -78,7 +78,8 @@ def masked_nats(denoiser: Denoiser, process: Process, batch: Batch, z: Array, t:
 
 def nats_of_masks(denoiser: Denoiser, process: Process, batch: Batch, z: Array, t: Array) -> Array:
     """Computes -log mu(z, t)[x] at the masked positions that count, 0 elsewhere: [B, L]."""
-    h_BxLxD, noise = denoiser.features(z, t), noise_of(process, batch, z)
+    noise = noise_of(process, batch, z)
+    h_BxLxD = features_at_noise(denoiser, process, z, t, noise)
     return at_noise(denoiser, h_BxLxD, noise, reduce=token_nats, padded=True, rows=(batch.tokens,))
 
 

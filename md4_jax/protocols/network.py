@@ -42,12 +42,15 @@ class Accelerator(NamedTuple):
     features_at  (z, t, index [B, P]) -> h [B, P, D]: features of only some positions, or None
     padded       h [..., D] -> logits [..., V'], which are -inf beyond the V symbols, or None
     platform     cpu, gpu or tpu
+    features_where  (z, t, chosen: bool [B, L]) -> h [B, L, D], correct at the chosen positions, or
+                 None
     """
 
     groups: tuple[int, int] = (1, 1)
     features_at: Callable[[Array, Array, Array], Array] | None = None
     padded: Callable[[Array], Array] | None = None
     platform: str = "cpu"
+    features_where: Callable[[Array, Array, Array], Array] | None = None
 
 
 class Blockwise(NamedTuple):
@@ -177,6 +180,12 @@ class Denoiser(NamedTuple):
             return self.accelerator.features_at(z, t, index)
         return jnp.take_along_axis(self.features(z, t), index[..., None], axis=1)
 
+    def features_where(self, z: Array, t: Array, chosen: Array) -> Array:
+        """Returns h [B, L, D] that is correct where chosen, bool [B, L], is true."""
+        if self.accelerator.features_where is not None:
+            return self.accelerator.features_where(z, t, chosen)
+        return self.features(z, t)
+
     def repeated(self, count: int) -> "Denoiser":
         """Returns the denoiser for batches with each row repeated `count` times in a row."""
         return self if self.rebind is None else self.rebind(count)
@@ -186,7 +195,10 @@ class Denoiser(NamedTuple):
         shortcuts, rebind, within = self.accelerator, self.rebind, self.within
         return self._replace(
             features=_telling(self.features, signal),
-            accelerator=shortcuts._replace(features_at=_telling(shortcuts.features_at, signal)),
+            accelerator=shortcuts._replace(
+                features_at=_telling(shortcuts.features_at, signal),
+                features_where=_telling(shortcuts.features_where, signal),
+            ),
             blocks=self.blocks and self.blocks.told(signal),
             rebind=rebind and (lambda count: rebind(count).told(signal)),
             gaps=_telling(self.gaps, signal),

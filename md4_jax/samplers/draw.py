@@ -73,7 +73,7 @@ def reading(denoiser: Denoiser, rank: Array) -> Denoiser:
     def at(z: Array, t: Array, index: Array | None = None) -> Array:
         return denoiser.ordered.features(z, t, rank, index)
 
-    shortcuts = denoiser.accelerator._replace(features_at=at)
+    shortcuts = denoiser.accelerator._replace(features_at=at, features_where=None)
     return denoiser._replace(features=at, accelerator=shortcuts)
 
 

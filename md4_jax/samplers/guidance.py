@@ -100,7 +100,7 @@ def shown(denoiser: Denoiser, prompt: Prompt) -> Denoiser:
         at = lambda z, t, index: denoiser.accelerator.features_at(show(z), t, index)  # noqa: E731
     return denoiser._replace(
         features=lambda z, t: denoiser.features(show(z), t),
-        accelerator=denoiser.accelerator._replace(features_at=at),
+        accelerator=denoiser.accelerator._replace(features_at=at, features_where=None),
         blocks=None,
         ordered=None,
         rebind=lambda count: shown(
