@@ -34,6 +34,14 @@ class Chosen(NamedTuple):
         """Returns an array [B, L, ...] with these rows at their positions and 0 elsewhere."""
         return _put(rows_1xPxD, self)
 
+    def spread(self, query: Array, key: Array, value: Array) -> list[Array]:
+        """Returns queries, keys and values of all positions; other queries than these are 0."""
+        return [self.put(query), key, value]
+
+    def kept(self, mixed: Array) -> Array:
+        """Returns the results of attention at these positions."""
+        return self.pick(mixed)
+
     def of_sequences(self, x_Bx1xC: Array) -> Array:
         """Returns for each row that of its sequence: [1, P, C]."""
         batch, length = self.rank.shape

@@ -8,6 +8,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
+from md4_jax.networks.by_symbol import Symbols
 from md4_jax.networks.chosen import Chosen, computed, is_mask
 from md4_jax.networks.layers import Block
 from md4_jax.protocols import Array, Params
@@ -80,17 +81,23 @@ def bound(o: Any, block_size: int, params: Params, *, last: bool = False) -> Cal
 
 
 def one_by_one(
-    blocks: list[Block], x_BxLxD: Array, around: tuple, each_DxB: Array | None, index: Array | None
+    blocks: list[Block],
+    x_BxLxD: Array,
+    around: tuple,
+    each_DxB: Array | None,
+    index: Array | None = None,
+    symbols: Symbols | None = None,
 ) -> Array:
     """Applies unrolled blocks; the last one to the positions of index alone, as `features`.
 
+    symbols   the tokens and their vectors, if the first block can use them; then there are more
     around    the condition and the segments
     each_DxB  keys of each block, or None
     """
     for number, block in enumerate(blocks):
         keys = None if each_DxB is None else each_DxB[number]
         if number < len(blocks) - 1:
-            x_BxLxD, _ = block(x_BxLxD, *around, keys)
+            x_BxLxD, _ = block(x_BxLxD, *around, keys, None if number else symbols)
         elif is_mask(index):
             x_BxLxD = _where(block, x_BxLxD, around, keys, index)
         else:

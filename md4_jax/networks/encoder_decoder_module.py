@@ -78,7 +78,7 @@ class EncoderDecoderModule(TransformerModule):
 
     def everything(self, z_BxL: Array) -> Array:
         """Calls all parts, to initialise their parameters."""
-        x_BxLxD = _called(self.blocks, self._embedded(z_BxL, None))
+        x_BxLxD = _called(self.blocks, self.embedded(z_BxL, None))
         if not self.options.shared_blocks:
             x_BxLxD = _called(self.decoder_blocks, x_BxLxD)
         return self.logits(self._headed(self._normal(x_BxLxD), None))
@@ -97,7 +97,7 @@ class EncoderDecoderModule(TransformerModule):
         def decode(layer: Any, x: Array, own: Array | None) -> tuple[Array, None]:
             return bound(self.options, 0, layer)(x, None, segments, own)[0], None
 
-        x_BxLxD = self._embedded(z_BxL, None, keys)
+        x_BxLxD = self.embedded(z_BxL, None, keys)
         h_BxLxD, _ = self._through(self._decoder(), decode, x_BxLxD, self._keys(keys)[1])
         return self._headed(h_BxLxD if index is None else rows(h_BxLxD, index), None)
 
@@ -115,7 +115,7 @@ class EncoderDecoderModule(TransformerModule):
         del t_BxG, clean_t, label
         o, (first, second) = self.options, self._keys(keys)
         both_Bx2L = jnp.concatenate([z_BxL, clean_BxL], axis=1)
-        x_BxLxD, clean_BxLxD = jnp.split(self._embedded(both_Bx2L, None, keys), 2, axis=1)
+        x_BxLxD, clean_BxLxD = jnp.split(self.embedded(both_Bx2L, None, keys), 2, axis=1)
 
         def encode(layer: Any, x: Array, own: Array | None) -> tuple[Array, Any]:
             return bound(o, 0, layer)(x, None, segments, own, cache=WholeText(self.block))
@@ -145,7 +145,7 @@ class EncoderDecoderModule(TransformerModule):
             own = cache._replace(**part)
             return bound(self.options, 0, layer)(x, None, None, cache=own)[0], None
 
-        x_BxPxD = self._embedded(z_BxP, None)
+        x_BxPxD = self.embedded(z_BxP, None)
         h_BxPxD, _ = self._through(self._decoder(), step, x_BxPxD, self._of_decoder(made))
         return self._headed(h_BxPxD, None), self.read(z_BxP, cache)
 
@@ -160,7 +160,7 @@ class EncoderDecoderModule(TransformerModule):
         def project(layer: Any, x: Array, part: None) -> tuple[Array, Any]:
             return x, bound(o, 0, layer)(x, None, None, cache=KeysAlone())[1]
 
-        x_BxPxD = self._embedded(clean_BxP, None)
+        x_BxPxD = self.embedded(clean_BxP, None)
         h_BxPxD, made = self._through(self._encoder(), encode, x_BxPxD, before)
         if o.reads_features:
             _, own = self._through(self._decoder(), project, self._normal(h_BxPxD), None)

@@ -105,7 +105,7 @@ class EsmModule(BertModule):
     ) -> Array:
         """Returns h [B, L, D], or with index [B, P] the features of these positions, [B, P, D]."""
         z_BxM, segments = marked(self.options, z_BxL, segments)
-        x_BxMxD = self._embedded(z_BxM, None)
+        x_BxMxD = self.embedded(z_BxM, None)
         if self.options.token_dropout:
             is_mask = z_BxM == self.options.vocab_size
             x_BxMxD = dropped_masks(x_BxMxD, is_mask, segments)

@@ -186,7 +186,7 @@ class PartitionModule(TransformerModule):
 
     def _embedded_slots(self, symbols_BxM: Array, keys: Array | None) -> Array:
         """Embeds the symbols, with dropout except for the start."""
-        o, x_BxMxD = self.options, self._embedded(symbols_BxM, None)
+        o, x_BxMxD = self.options, self.embedded(symbols_BxM, None)
         if keys is not None and o.embedding_dropout:
             keep = kept(folded(keys, EMBEDDING), o.embedding_dropout, x_BxMxD.shape[1:])
             tokens = scaled(x_BxMxD, keep, o.embedding_dropout)

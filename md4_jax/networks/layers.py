@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from md4_jax.networks.attention import Form, attend, attend_dropping, attend_near, rounding
 from md4_jax.networks.blocks import Cache, block_diffusion_attention, rotated_halves
+from md4_jax.networks.by_symbol import Symbols
 from md4_jax.networks.chosen import Chosen
 from md4_jax.networks.condition import activations, modulation
 from md4_jax.networks.dropout import folded, for_adapter, kept, scaled
@@ -48,7 +49,7 @@ class Attention(nn.Module):
         self,
         x_BxLxD: Array,
         segments: Array | InOrder | None,
-        index: Array | Chosen | None,
+        index: Array | Chosen | Symbols | None,
         cache: Cache | None = None,
         keys: Array | None = None,
     ) -> tuple[Array, tuple[Array, Array] | None]:
@@ -69,11 +70,12 @@ class Attention(nn.Module):
         if o.qk_norm:
             made = partial(Normalize, gain=True, eps=o.norm_eps)
             query, key = made(name="query_norm")(query), made(name="key_norm")(key)
-        if isinstance(index, Chosen):
-            query = index.put(query)
+        fewer = isinstance(index, Chosen | Symbols)
+        if fewer:
+            query, key, value = index.spread(query, key, value)
         mixed, own = attended(o, self.block, (query, key, value), segments, index, cache, keys)
-        mixed = index.pick(mixed) if isinstance(index, Chosen) else mixed
-        mixed_BxLxF = mixed.reshape(*asking.shape[:2], o.heads * each)
+        mixed = index.kept(mixed) if fewer else mixed
+        mixed_BxLxF = mixed.reshape(*mixed.shape[:2], o.heads * each)
         out = Linear(
             size, dtype, self.zero_output, o.out_bias, o.initial, products=o.products,
             rank=o.lora_rank, alpha=o.lora_alpha, name="out",
@@ -87,7 +89,7 @@ def attended(
     block: int,
     projected: tuple[Array, Array, Array],
     segments: Array | InOrder | None,
-    index: Array | Chosen | None,
+    index: Array | Chosen | Symbols | None,
     cache: Cache | None,
     keys: Array | None,
 ) -> tuple[Array, tuple[Array, Array] | None]:
@@ -97,7 +99,7 @@ def attended(
     """
     query, key, value = projected
     kernel = rounding(o.attention, o.products)
-    index = None if isinstance(index, Chosen) else index  # then there is a query for all tokens
+    index = None if isinstance(index, Chosen | Symbols) else index  # then all tokens have queries
     query, key, value = (
         constrain(a, BATCH_AXES, CONTEXT, "tensor", None) for a in (query, key, value)
     )
@@ -220,7 +222,8 @@ class Block(nn.Module):
                 6, x_BxLxD.shape, condition_BxGxC, jnp.dtype(o.dtype), activations(o)[1]
             )
             first, second = six[:3], six[3:]
-        y_BxLxD = x_BxLxD if o.bare else normalized(o, x_BxLxD, first, "attention_norm")
+        y_BxLxD = index.vectors if isinstance(index, Symbols) else x_BxLxD
+        y_BxLxD = y_BxLxD if o.bare else normalized(o, y_BxLxD, first, "attention_norm")
         near = {}
         if o.local_width:
             near = {"near": y_BxLxD}
@@ -262,6 +265,8 @@ def at(x_BxLxD: Array, index: Array | None, halved: bool) -> Array:
     """Returns x at the positions of index, or the noisy half of x, or all of x."""
     if isinstance(index, Chosen):
         return index.pick(x_BxLxD)
+    if isinstance(index, Symbols):
+        return x_BxLxD
     x_BxLxD = x_BxLxD if index is None else rows(x_BxLxD, index)
     return noisy_half(x_BxLxD) if halved else x_BxLxD
 

@@ -112,8 +112,8 @@ class ModernBertModule(BertModule):
         super().setup()
         self.embedding_norm = norm(self.options, conditioned=False)
 
-    def _embedded(self, z_BxL: Array, where: Callable | None, keys: Array | None = None) -> Array:
-        o, x_BxLxD = self.options, self.embedding_norm(super()._embedded(z_BxL, where))
+    def embedded(self, z_BxL: Array, where: Callable | None, keys: Array | None = None) -> Array:
+        o, x_BxLxD = self.options, self.embedding_norm(super().embedded(z_BxL, where))
         if keys is not None and o.embedding_dropout:
             keep = kept(folded(keys, EMBEDDING), o.embedding_dropout, x_BxLxD.shape[1:])
             x_BxLxD = scaled(x_BxLxD, keep, o.embedding_dropout)

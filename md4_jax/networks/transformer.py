@@ -255,7 +255,9 @@ class Transformer(Positions):
     def build(self, platform: str = "cpu") -> Network:
         """Makes the network for a platform."""
         options = self.resolved(platform)
-        module = TransformerModule(options, unroll=unrolled(options, platform))
+        module = TransformerModule(
+            options, unroll=unrolled(options, platform), by_symbol=platform == "cpu"
+        )
 
         def init(key: Array):
             # Not unrolled: on a GPU XLA takes minutes to initialise 12 unrolled blocks.

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.blocks import Cache, layers_of
+from md4_jax.networks.by_symbol import Symbols, symbols_of
 from md4_jax.networks.chosen import is_mask
 from md4_jax.networks.condition import TIME_EMBEDDINGS, FinalModulation, TimeEmbedding, activations
 from md4_jax.networks.context import label_rows
@@ -36,6 +37,7 @@ class TransformerModule(nn.Module):
     label     int32 [B]: a class in 0..classes-1; any other number: no class
     keys      [B]: for dropout; None: nothing is dropped
     evidence  of the tables, if there are any
+    by_symbol whether the first block may compute queries, keys and values once for each symbol
     unroll    number of blocks per iteration of the scan over blocks. It is not used if a mesh
               splits parameters: without a loop XLA would gather those of all blocks at once
     """
@@ -43,6 +45,7 @@ class TransformerModule(nn.Module):
     options: Any
     block: int = 0
     unroll: int = 1
+    by_symbol: bool = False
 
     def setup(self):
         o = self.options
@@ -122,9 +125,9 @@ class TransformerModule(nn.Module):
         With tables, the last features contain the terms that the tables add to the logits.
         """
         condition = self._condition(t_B[:, None], label)
-        x_BxLxD = self._embedded(z_BxL, partial(places, segments=segments), keys)
+        x_BxLxD = self.embedded(z_BxL, partial(places, segments=segments), keys)
         if evidence is None:
-            return self._trunk(x_BxLxD, condition, segments, keys, index)
+            return self._trunk(x_BxLxD, condition, segments, keys, index, symbols_of(self, z_BxL))
         known_BxLxH = self.mixture.known(evidence)
         expected = self.mixture.mixed(self.mixture.weights(known_BxLxH), evidence)
         x_BxLxD = x_BxLxD + self._expected(z_BxL, expected, evidence)
@@ -171,7 +174,7 @@ class TransformerModule(nn.Module):
         """
         both_Bx2L = jnp.concatenate([z_BxL, clean_BxL], axis=1)
         times = jnp.concatenate([t_BxG, jnp.full_like(t_BxG, clean_t)], axis=1)
-        x_Bx2LxD = self._embedded(both_Bx2L, partial(places_of_halves, segments=segments), keys)
+        x_Bx2LxD = self.embedded(both_Bx2L, partial(places_of_halves, segments=segments), keys)
         return self._trunk(x_Bx2LxD, self._condition(times, label), segments, keys, None)
 
     def _condition(self, t_BxG: Array, label_B: Array | None) -> Array | None:
@@ -194,13 +197,11 @@ class TransformerModule(nn.Module):
         segments: Array | None,
         keys: Array | None,
         index: Array | None,
+        symbols: Symbols | None = None,
     ) -> Array:
         each_DxB, around = layer_keys(keys, self.options.depth), (condition_BxGxD, segments)
-        begun = self.options.dense_layers
-        for number, block in enumerate(self.first_blocks):
-            own = None if each_DxB is None else each_DxB[number]
-            x_BxLxD, _ = block(x_BxLxD, *around, own)
-        each_DxB = None if each_DxB is None else each_DxB[begun:]
+        x_BxLxD = one_by_one(self.first_blocks, x_BxLxD, around, each_DxB)
+        each_DxB = None if each_DxB is None else each_DxB[self.options.dense_layers :]
         if not self.options.depth:
             x_BxLxD = x_BxLxD if index is None else rows(x_BxLxD, index)
         elif self.options.scan_blocks and (index is not None or self.block):
@@ -211,12 +212,12 @@ class TransformerModule(nn.Module):
         elif self.options.scan_blocks:
             x_BxLxD, _ = self.blocks(x_BxLxD, *around, each_DxB)
         else:
-            x_BxLxD = one_by_one(self.blocks, x_BxLxD, around, each_DxB, index)
+            x_BxLxD = one_by_one(self.blocks, x_BxLxD, around, each_DxB, index, symbols)
         if self.block and condition_BxGxD is not None and not self.options.shifted:
             condition_BxGxD = noisy_half(condition_BxGxD)
         return self._headed(x_BxLxD, condition_BxGxD)
 
-    def _embedded(self, z_BxL: Array, where: Callable | None, keys: Array | None = None) -> Array:
+    def embedded(self, z_BxL: Array, where: Callable | None, keys: Array | None = None) -> Array:
         o = self.options
         x_BxLxD = constrain(self._vectors(z_BxL), BATCH_AXES, CONTEXT, None)
         if o.embedding:
@@ -246,7 +247,7 @@ class TransformerModule(nn.Module):
         """Returns (h [B, P, D], cache with z) for a block z after, or among, the cached tokens."""
         first, most = cache.first, self.options.positions
         where = partial(places_from, first=first, segments=segments, most=most)
-        x_BxPxD, condition = self._embedded(z_BxP, where), self._condition(t_B[:, None], label)
+        x_BxPxD, condition = self.embedded(z_BxP, where), self._condition(t_B[:, None], label)
         found = []
 
         def one(block: Callable, number: int, x: Array) -> Array:
