@@ -272,7 +272,7 @@ def _evaluated_at_end(experiment: Experiment, suite: Suite, workdir: Place) -> N
     try:
         _evaluated(experiment, suite, suite.final(), (step, params), keep)
     finally:
-        best = runs.best_line(experiment, workdir)
+        best = runs.best_line(experiment, workdir) + suite.failures.lines(workdir)
         if jax.process_index() == 0:
             _say(report.summary(experiment, workdir, step, results) + best)
 

@@ -1,7 +1,8 @@
 """Inputs of an evaluator other than the model, and functions that evaluators share."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -49,6 +50,21 @@ class Context(NamedTuple):
     programs: dict[Any, Any]
     earlier: Mapping[str, Mapping[str, Any]]
     say: Callable[[str], None]
+
+
+@contextlib.contextmanager
+def first_alone() -> Iterator[None]:
+    """Marks errors of work that the first process does alone, while no other waits for it."""
+    try:
+        yield
+    except Exception as error:
+        error.of_first_alone = True
+        raise
+
+
+def of_first_alone(error: Exception) -> bool:
+    """Returns whether an error was raised within `first_alone`."""
+    return getattr(error, "of_first_alone", False)
 
 
 def check_least(evaluator: Any, **least: int) -> None:

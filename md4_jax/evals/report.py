@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from md4_jax.evals.metrics import perplexity
 from md4_jax.protocols import PARTS
 
 
@@ -25,7 +26,9 @@ def line(result: dict[str, Any]) -> str:
         words.append(f"{said('bits_per_byte', '.4f')} bits/byte")
     if unit != "dimension":
         words.append(f"perplexity {said('perplexity', '.2f')}")
-    if "word_perplexity" in result and unit == "token":
+    # Of a text with few words it may be too large for a float.
+    most = perplexity(math.inf)
+    if result.get("word_perplexity", most) < most and unit == "token":
         words.append(f"word perplexity {said('word_perplexity', '.5g')}")
     draws = "1 draw" if result["draws"] == 1 else f"{result['draws']} draws"
     counts = f"{result['sequences']} sequences" + ("" if result["exact"] else f", {draws} each")

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from md4_jax.data.corpus import Corpus
-from md4_jax.evals.context import Context, check_least
+from md4_jax.evals.context import Context, check_least, first_alone
 from md4_jax.evals.likelihood import reported
 from md4_jax.experiment import (
     Experiment,
@@ -57,10 +57,11 @@ class DrawnSamples:
         judged = _judged(experiment, params, context, drawn.tokens)
         if jax.process_index() != 0:
             return {}
-        path, facts = _written(experiment, context, drawn, prompts)
-        if drawn.paths is not None:
-            for picture in writers.trace(path, drawn, experiment, params):
-                context.say(f"trace: {picture}")
+        with first_alone():
+            path, facts = _written(experiment, context, drawn, prompts)
+            if drawn.paths is not None:
+                for picture in writers.trace(path, drawn, experiment, params):
+                    context.say(f"trace: {picture}")
         if drawn.steered is not None:
             context.say(drawn.steered.line(experiment.steering.options))
         least, most = drawn.lengths.min(), drawn.lengths.max()

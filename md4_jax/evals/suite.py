@@ -1,5 +1,6 @@
 """Evaluators of an experiment, to run on its parameters."""
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -8,12 +9,33 @@ import jax
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.sequences import SplitSize
 from md4_jax.evals import guides
-from md4_jax.evals.context import Context, RunOf
+from md4_jax.evals.context import Context, RunOf, of_first_alone
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
+from md4_jax.runtime.errors import cause
 from md4_jax.runtime.paths import Place
 
 Judge = Callable[[Params], tuple[Experiment, Params]]
+
+
+class Failures:
+    """Evaluators that failed during training: {name: (how often, last step, why)} as `found`."""
+
+    def __init__(self):
+        self.found: dict[str, tuple[int, int, str]] = {}
+
+    def add(self, name: str, step: int, told: str) -> None:
+        """Counts a failure at a step; told: what and why, for the user."""
+        self.found[name] = (self.found.get(name, (0,))[0] + 1, step, told)
+
+    def lines(self, workdir: Place) -> str:
+        """Returns a warning for each evaluator, with the command that runs it again."""
+        again = f"python -m md4_jax --workdir {shlex.quote(str(workdir))} --mode eval --evals"
+        return "".join(
+            f"\nwarning: {told}\n  That was at step {step}, the last of {times} steps without this "
+            f"result. When it is mended, this evaluates the newest checkpoint:\n  {again} {name}"
+            for name, (times, step, told) in self.found.items()
+        )
 
 
 def sizes_of(
@@ -44,6 +66,7 @@ class Suite:
     run_of  reads other models
 
     The attribute `rewarded` is that of the experiment, with the models of its reward loaded.
+    `failures` are those during training.
     """
 
     def __init__(
@@ -57,6 +80,7 @@ class Suite:
         self._workdir = workdir
         self._corpus, self._judge, self._run_of = corpus, judge, run_of
         self._programs: dict[Any, Any] = {}
+        self.failures = Failures()
         self.rewarded = experiment.rewarded
         if run_of is not None:
             if experiment.rewarded is not None:
@@ -91,13 +115,22 @@ class Suite:
         return [name for name in self._experiment.evals if name in set(names)]
 
     def run(
-        self, names: Iterable[str], params: Params, step: int, say: Callable[[str], None]
+        self,
+        names: Iterable[str],
+        params: Params,
+        step: int,
+        say: Callable[[str], None],
+        forgive: Callable[[str, Exception], None] | None = None,
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Runs evaluators and yields (name, result) for each; `say` prints text.
 
-        If one fails, the others still run; then the error is raised, or one error for all of them.
+        If one fails, the others still run; then the error is raised, or one error for all of them:
+        a UserError, unless one of them is a fault of the program.
         With several processes an error ends everything immediately: only one process may have
-        failed, and the others would wait for it in a collective program.
+        failed, and the others would wait for it in a collective program. Work that the first
+        process does alone, such as writing samples, may fail as in a single process.
+
+        forgive: called with (name, error) instead, if the error is no fault of the program
         """
         earlier: dict[str, dict[str, Any]] = {}
         failed: dict[str, Exception] = {}
@@ -117,11 +150,16 @@ class Suite:
             try:
                 earlier[name] = self._experiment.evals[name].run(self._experiment, params, context)
             except Exception as error:
-                if jax.process_count() > 1 or len(order) == 1:
+                if jax.process_count() > 1 and not of_first_alone(error):
+                    raise
+                if forgive is not None and cause(error) is not None:
+                    forgive(name, error)
+                    continue
+                if len(order) == 1:
                     raise
                 failed[name] = error
                 if number < len(order):
-                    say(f"failed, and {order[number]} is next: {_told(name, error)}")
+                    say(f"failed, and {order[number]} is next: {told_of(name, error)}")
                 continue
             yield name, earlier[name]
         if failed:
@@ -131,17 +169,18 @@ class Suite:
 def _joined(failed: Mapping[str, Exception]) -> Exception:
     """Returns one UserError with the name and the error of each evaluator.
 
-    An error that is not a UserError is returned unchanged, with this text as a note.
+    A fault of the program is returned unchanged, with this text as a note.
     """
-    told = [_told(*item) for item in failed.items()]
+    told = [told_of(*item) for item in failed.items()]
     text = told[0] if len(told) == 1 else f"{len(told)} evaluators failed:\n" + "\n".join(told)
     for error in failed.values():
-        if not isinstance(error, UserError):
+        if cause(error) is None:
             error.add_note(text)
             return error
     return UserError(text)
 
 
-def _told(name: str, error: Exception) -> str:
-    said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+def told_of(name: str, error: Exception) -> str:
+    """Returns the name of an evaluator and why it failed."""
+    said = cause(error) or f"{type(error).__name__}: {error}"
     return said if said.startswith(f"evals.{name}") else f"evals.{name}: {said}"

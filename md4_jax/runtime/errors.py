@@ -33,22 +33,50 @@ def said(workdir: Place, *, resumes: bool = True) -> Iterator[None]:
     except MemoryError as error:
         raise _memory(error) from error
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not _is_exhausted(error):
             raise
         raise _memory(error) from error
     except OSError as error:
         if error.errno is None:
             raise
-        remedy = REMEDIES.get(error.errno, "mend that")
         after = ", which resumes from the last complete checkpoint" if resumes else ""
         raise UserError(
-            f"{error.filename or 'a file'}: {error.strerror} (errno {error.errno}), while working "
-            f"on {workdir}: {remedy} and start the same command again{after}"
+            f"{_of_system(error)}, while working on {workdir}: {_remedy(error)} and start the same "
+            f"command again{after}"
         ) from error
     except BaseException as error:
         if type(error).__name__ == "PanicException":  # of Rust, which is no Exception
             raise UserError(f"the tokenizers library gives up: {error}") from error
         raise
+
+
+def cause(error: Exception) -> str | None:
+    """Returns what to tell of an error that is no fault of the program; None for any other.
+
+    Such are mistakes of the user (UserError), failures of disks and networks (OSError), and too
+    little memory.
+    """
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, MemoryError) or _is_exhausted(error):
+        return str(_memory(error))
+    if not isinstance(error, OSError):
+        return None
+    if error.errno is None:
+        return f"{type(error).__name__}: {error}"
+    return f"{_of_system(error)}: {_remedy(error)}"
+
+
+def _is_exhausted(error: Exception) -> bool:
+    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+
+
+def _of_system(error: OSError) -> str:
+    return f"{error.filename or 'a file'}: {error.strerror} (errno {error.errno})"
+
+
+def _remedy(error: OSError) -> str:
+    return REMEDIES.get(error.errno, "mend that")
 
 
 def _memory(error: Exception) -> UserError:

@@ -19,6 +19,7 @@ from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import max_over_processes, shardings_of, to_global
 from md4_jax.training import back, base, counting, report
 from md4_jax.training.checkpoint import Checkpoints
+from md4_jax.training.evaluating import evaluate_if_due
 from md4_jax.training.keeping import figure_of
 from md4_jax.training.log import LogSettings, TrainLog
 from md4_jax.training.microbatches import resolved
@@ -70,6 +71,7 @@ def train(
     whether train.seconds limits this and all earlier calls together, as is always so if the
     learning rate follows seconds; otherwise it limits each call. UserError after too many
     successive non-finite steps, or if a checkpoint cannot be saved; earlier checkpoints remain.
+    If an evaluator fails, training continues, see `evaluating`.
     """
     one_budget = one_budget or experiment.learning_rate.follows_seconds
     run, state = _opened(experiment, corpus, workdir, begin, one_budget)
@@ -129,7 +131,7 @@ def _steps(
     try:
         last = step >= steps or (one_budget and 0 < budget <= notices.elapsed)
         # In case the run was killed between a save and its evaluation.
-        _evaluate_if_due(suite, log, state, step)
+        evaluate_if_due(saver, suite, state, step)
         while not last:
             with run.profile.step(step + 1):
                 batch = to_global(drawn(state, step, next(run.data)), experiment.mesh)
@@ -148,7 +150,7 @@ def _steps(
             if last or notice.save or failed or experiment.checkpoint.is_due(step):
                 saver.save(step, state)
             if notice.stop <= BUDGET:
-                evaluated = _evaluate_if_due(suite, log, state, step)
+                evaluated = evaluate_if_due(saver, suite, state, step)
                 if experiment.checkpoint.best in evaluated:
                     saver.save_if_best(step, state)
         saver.finish(step, state)
@@ -173,17 +175,6 @@ def step_program(experiment: Experiment, state: TrainState) -> Callable:
     )  # fmt: skip
     split = jax.tree.map(lambda x: x.sharding, state), None
     return jit(step, experiment.mesh, experiment.network, donate_argnums=0, out_shardings=split)
-
-
-def _evaluate_if_due(suite: Suite, log: TrainLog, state: TrainState, step: int) -> list[str]:
-    """Runs the evaluators that are due at this step and not logged yet; returns their names."""
-    names = log.missing(step, suite.due(step))
-    if names:
-        log.flush()
-    params, say = state.averaged, lambda text: log.say(f"step {step}  {text}")
-    for name, result in suite.run(names, params, step, say):
-        log.evaluation(step, name, result)
-    return names
 
 
 def _writer(

@@ -1,5 +1,6 @@
 """Evaluators asked for by name: on other data, beside one another, and while training."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -83,6 +84,55 @@ def test_an_evaluator_that_fails_does_not_stop_those_after_it(
     if mode == "train":
         assert runs.evaluated(own, "samples")["step"] == 30
         assert "trained to step 30\n  loss curve " in ended.out
+
+
+def fails_at(monkeypatch, errors: dict[int, Exception]) -> None:
+    """Makes likelihoods fail while training, with the error of the step."""
+    works = LikelihoodBound.run
+
+    def run(self, experiment, params, context):
+        if context.name == "validation" and context.step in errors:
+            raise errors[context.step]
+        return works(self, experiment, params, context)
+
+    monkeypatch.setattr(LikelihoodBound, "run", run)
+
+
+def test_training_goes_on_without_an_evaluation(run, tiny, trained, tmp_path, monkeypatch, arrays):
+    full = OSError(errno.ENOSPC, "No space left on device", "there")
+    errors = {10: UserError("no bound today"), 15: MemoryError("array of 9 TB"), 20: full}
+    fails_at(monkeypatch, errors)
+    own = tmp_path / "run"
+    ended = run("--config", tiny, "--workdir", own, "--config.evals.validation.every=5")
+    assert ended.code == 0, ended
+    said = "there: No space left on device (errno 28): free some space"
+    for step, why in (
+        (10, "no bound today"), (15, "there is not enough memory (array of 9 TB)"), (20, said),
+    ):  # fmt: skip
+        assert f"step {step}  warning: evals.validation: {why}" in ended.err
+    assert "step 25  validation: " in ended.err
+    last = ended.out[ended.out.index("trained to step 30") :]
+    assert f"warning: evals.validation: {said}\n" in last
+    assert "step 20, the last of 3 steps without this result" in last
+    assert last.endswith(f"--workdir {own} --mode eval --evals validation\n")
+    same = arrays(trained)
+    assert all((array == same[path]).all() for path, array in arrays(own).items())
+    rows = [json.loads(line) for line in (own / "metrics.jsonl").read_text().splitlines()]
+    steps = [row["step"] for row in rows if "validation/bits_per_token" in row]
+    assert steps == [5, 25, 30]
+
+
+def test_a_fault_in_an_evaluator_loses_no_step(run, tiny, trained, tmp_path, monkeypatch, arrays):
+    own = tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(KeyError) as found:
+        fails_at(patch, {10: KeyError("a fault")})
+        run("--config", tiny, "--workdir", own)
+    assert "step 10 is saved" in found.value.__notes__[0]
+    assert sorted(int(p.name) for p in (own / "checkpoints").glob("[0-9]*")) == [7, 10]
+    ended = run("--config", tiny, "--workdir", own)
+    assert ended.code == 0 and "step 10  validation: " in ended.err, ended
+    same = arrays(trained)
+    assert all((array == same[path]).all() for path, array in arrays(own).items())
 
 
 def test_all_missing_data_are_named_before_anything_runs(refused, trained, monkeypatch):

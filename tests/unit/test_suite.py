@@ -1,6 +1,8 @@
 """Evaluators together: which run when, what they share, and what a new one may rely on."""
 
+import contextlib
 import dataclasses
+import errno
 import types
 from typing import ClassVar
 
@@ -8,10 +10,10 @@ import jax
 import pytest
 
 from md4_jax.evals import ngrams
-from md4_jax.evals.context import numbers_of
+from md4_jax.evals.context import first_alone, numbers_of
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.ngrams import NGramModels
-from md4_jax.evals.suite import Suite
+from md4_jax.evals.suite import Suite, told_of
 from md4_jax.protocols import UserError
 
 
@@ -86,9 +88,11 @@ class Fails(Counts):
     """An evaluator that cannot run."""
 
     error: Exception = None
+    alone: bool = False
 
     def run(self, experiment, params, context):
-        raise self.error
+        with first_alone() if self.alone else contextlib.nullcontext():
+            raise self.error
 
 
 def test_what_fails_leaves_the_others_their_results():
@@ -131,6 +135,30 @@ def test_of_several_processes_a_failure_ends_all(monkeypatch):
     evals = {"a": Fails(error=UserError("no judge")), "b": Counts()}
     with pytest.raises(UserError, match="^no judge$"):
         list(suite_of(evals).run(evals, 1.5, 7, lambda text: pytest.fail(text)))
+
+
+def test_what_the_first_process_does_alone_may_fail(monkeypatch):
+    """Such as a file of samples: no other process waits for it."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    full, said = OSError(errno.ENOSPC, "No space left on device", "FILE"), []
+    evals = {"a": Fails(error=full, alone=True), "b": Counts()}
+    run, forgiven = suite_of(evals).run, []
+    found = run(evals, 1.5, 7, said.append, lambda *failed: forgiven.append(failed))
+    assert [name for name, _ in found] == ["b"] and forgiven == [("a", full)]
+    with pytest.raises(UserError, match="evals.a: FILE: No space left on device"):
+        list(run(evals, 1.5, 7, said.append))
+
+
+def test_what_is_no_fault_of_the_program():
+    memory = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to")
+    nameless, fault = OSError("read timed out"), jax.errors.JaxRuntimeError("INTERNAL: x")
+    evals = {str(n): Fails(error=error) for n, error in enumerate((memory, nameless, fault))}
+    forgiven = {}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: x"):
+        list(suite_of(evals).run(evals, 1.5, 7, lambda text: None, forgiven.__setitem__))
+    assert forgiven == {"0": memory, "1": nameless}
+    assert told_of("0", memory).startswith("evals.0: there is not enough memory (RESOURCE_EXH")
+    assert told_of("1", nameless) == "evals.1: OSError: read timed out"
 
 
 def test_the_sizes_are_of_what_the_evaluators_read():

@@ -1,0 +1,44 @@
+"""Evaluations during training, and what happens when one of them fails."""
+
+import jax
+
+from md4_jax.evals.suite import Suite, told_of
+from md4_jax.runtime.errors import cause
+from md4_jax.training.saver import Saver
+from md4_jax.training.step import TrainState
+
+
+def evaluate_if_due(saver: Saver, suite: Suite, state: TrainState, step: int) -> list[str]:
+    """Runs the evaluators that are due at this step and not logged yet; returns those with results.
+
+    If one fails for a reason outside the program (`runtime.errors.cause`), that is printed, and
+    training continues. Any other error is raised, after the state is saved. With several processes
+    an error is raised at once, see `Suite.run`.
+    """
+    log, done = saver.log, []
+    names = log.missing(step, suite.due(step))
+    if names:
+        log.flush()
+
+    def say(text: str) -> None:
+        log.say(f"step {step}  {text}")
+
+    def forgive(name: str, error: Exception) -> None:
+        told = told_of(name, error)
+        suite.failures.add(name, step, told)
+        say(f"warning: {told}\nTraining continues; evals.{name} has no result at this step")
+
+    try:
+        for name, result in suite.run(names, state.averaged, step, say, forgive):
+            log.evaluation(step, name, result)
+            done.append(name)
+    except Exception as error:
+        if cause(error) is None and jax.process_count() == 1:
+            if step not in saver.checkpoints.steps():
+                saver.save(step, state)
+            saver.finish(step, state)
+            error.add_note(
+                f"step {step} is saved. --config.evals.NAME.every=0 resumes without an evaluator"
+            )
+        raise
+    return done
