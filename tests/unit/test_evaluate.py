@@ -19,6 +19,7 @@ from md4_jax.evals import likelihood
 from md4_jax.evals import report as eval_report
 from md4_jax.evals.context import Context
 from md4_jax.evals.likelihood import Estimator, LikelihoodBound, make_eval_step
+from md4_jax.evals.metrics import Likelihood
 from md4_jax.evals.samples import DrawnSamples
 from md4_jax.generate import writers
 from md4_jax.generate.writers import write_samples
@@ -140,6 +141,11 @@ def test_bytes_and_words_are_those_of_the_rows_that_count():
         ("word_perplexity", ".5g", ""),
     ):
         assert f"<= {result[name]:{form}} +- {result[name + '_se']:{form}}{unit}" in said
+    # exp(720) is no float64, and the largest number would be no bound.
+    large = Likelihood()
+    large.add(np.array([[720.0]]), np.array([9]), text=np.array([[9, 1]]))
+    said = eval_report.line({**large.result(), "draws": 1, "exact": False})
+    assert "perplexity <= " in said and "word" not in said
 
 
 def test_the_model_among_n_grams_has_its_error_unless_it_is_exact():
