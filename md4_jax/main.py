@@ -22,6 +22,9 @@ from md4_jax.server import serving
 def run(arguments: list[str]) -> int:
     """Runs the mode given by the arguments and returns the exit code."""
     flags, assignments = command.parse(arguments)
+    if flags.distributed and flags.workdir is None and flags.mode != "ls":
+        # Said before this process waits for the others.
+        raise UserError("--distributed needs the --workdir of a run")
     distributed.start(flags.distributed)
     workdir = None if flags.workdir is None else place(flags.workdir)
     foreign.allow(flags.trust)
@@ -39,9 +42,8 @@ def run(arguments: list[str]) -> int:
     may_differ = bool(flags.back)  # the mode checks the differences
     config = schema.load_config(flags.config, assignments, workdir, may_differ=may_differ)
     if workdir is None:
-        if flags.mode in command.OF_A_RUN or flags.distributed:
-            what = "--distributed" if flags.distributed else f"--mode {flags.mode}"
-            raise UserError(f"{what} needs the --workdir of a run")
+        if flags.mode in command.OF_A_RUN:
+            raise UserError(f"--mode {flags.mode} needs the --workdir of a run")
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         name = Path(flags.config.replace(".py", "").replace(":", "_")).name
         workdir = place(f"runs/{name}-{now}")

@@ -86,7 +86,8 @@ def fault(error: Exception) -> int:
     """
     if not jax.distributed.is_initialized():
         raise error
-    if not isinstance(error, jax.errors.JaxRuntimeError):
+    # Reading a result raises gloo's error as a ValueError.
+    if not (isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)):
         traceback.print_exception(error)
     first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     print(

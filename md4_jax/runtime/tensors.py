@@ -134,10 +134,19 @@ def _files(folder: Place) -> list[Place]:
     pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles:
         raise _pickle(folder / pickles[0], FILE)
+    below = [name for name in names if (folder / name).is_dir() and _is_model(folder / name)]
+    if below:
+        shown = ", ".join(below[:5]) + ", ..." * (len(below) > 5)
+        raise UserError(f"{folder} itself is no run or model, but holds some; name one: {shown}")
     raise UserError(
-        f"{folder} holds no safetensors file; one in a subfolder is named as "
-        "hf:USER/NAME/FOLDER/FILE.safetensors"
+        f"{folder} holds neither a run (checkpoints) nor a model (*.safetensors); a model in a "
+        "subfolder on the hub is named as hf:USER/NAME/FOLDER/FILE.safetensors"
     )
+
+
+def _is_model(folder: Place) -> bool:
+    """Returns whether a folder is a run, or holds safetensors."""
+    return (folder / "checkpoints").is_dir() or any(folder.glob("*.safetensors"))
 
 
 def _header(file: Place) -> dict[str, Stored]:

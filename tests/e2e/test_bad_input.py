@@ -122,6 +122,10 @@ def test_a_wrong_config(assignments, said, tiny, tmp_path, refused):
         ),
         (["--config", "configs/base.py", "--mode", "eval"], "--mode eval needs the --workdir"),
         (["--config", "configs/base.py", "--mode", "sample"], "--mode sample needs the --workdir"),
+        (  # before it waits for process 0
+            ["--config", "configs/base.py", "--distributed", "127.0.0.1:1,2,1"],
+            "--distributed needs the --workdir",
+        ),
     ],
 )
 def test_wrong_arguments(arguments, said, refused):
