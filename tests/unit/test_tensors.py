@@ -31,7 +31,5 @@ def test_a_folder_around_models_names_them(tmp_path):
     write(place(around / "saved"), {"x": np.ones(2, np.float32)})
     with pytest.raises(UserError, match="neither a run .checkpoints. nor a model"):
         Tensors(place(empty))
-    with pytest.raises(
-        UserError, match="no run or model, but holds some; name one: run, saved$"
-    ):
+    with pytest.raises(UserError, match="no run or model, but holds some; name one: run, saved$"):
         Tensors(place(around))
