@@ -127,8 +127,16 @@ class Finishes(SamplerStep, Protocol):
 class GoesOn(Finishes, Protocol):
     """A step whose `finish` takes further steps first, if the grid has too few for the text."""
 
+    def finish(
+        self, denoiser: Denoiser, process: Any, chain: Chain, keys: Array, taken: Array | int = 0
+    ) -> Chain:
+        """Returns the chain without noise; taken: number of further steps before this call."""
+
     def rounds(self, length: int, steps: int) -> int:
-        """Returns the number of steps in a path: the grid's, plus those that a text may need."""
+        """Returns the number of steps that a path shows: the grid's, and further ones of a text.
+
+        If a text takes more of them, its path ends with what all the others make of it.
+        """
 
     def left(self, process: Any, z: Array) -> Array:
         """Marks the masks that further steps draw: bool like z."""

@@ -186,14 +186,21 @@ class Confidence:
         end, own = jnp.float32(0.0), fold_keys(fold_keys(keys, 0), number)
         return self(denoiser, process, chain, end, end, own)
 
-    def finish(self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, keys: Array) -> Chain:
+    def finish(
+        self,
+        denoiser: Denoiser,
+        process: RevealsMasks,
+        chain: Chain,
+        keys: Array,
+        taken: Array | int = 0,
+    ) -> Chain:
         """Draws the remaining masks, then replaces tokens until the network changes none.
 
         With per_step the masks are drawn in further steps, if the grid has too few for the text.
         """
         if self.per_step:
             most = self.rounds(chain.z.shape[1], 0)
-            chain = further_steps(self, denoiser, process, chain, keys, most=most)
+            chain = further_steps(self, denoiser, process, chain, keys, taken=taken, most=most)
         chain = without_noise(denoiser, process, self.transform, chain, jnp.float32(0.0), keys)
         if not self.edit:
             return chain

@@ -208,7 +208,8 @@ class Live:
                     taken = count - 1
                 taken += 1
                 if taken == count:
-                    chain = self._finish(*own, chain, run.prompt.tokens, end_keys, kind=run.kind)
+                    rest = run.prompt.tokens, end_keys, jnp.int32(count - last)
+                    chain = self._finish(*own, chain, *rest, kind=run.kind)
             yield seen(taken), chain
 
     def _by_schedule(self, run: Run, chain: Chain, of: int) -> Iterator[tuple[Watched, Chain]]:
@@ -256,5 +257,5 @@ def _one_further(denoiser: Denoiser, process: Any, step, chain, keys, number) ->
     return step.step_further(denoiser, process, chain, keys, number)
 
 
-def _finish(denoiser: Denoiser, process: Any, step, chain, tokens, keys) -> Chain:
-    return loop.put_prompt(loop.finish(denoiser, process, step, chain, keys), tokens)
+def _finish(denoiser: Denoiser, process: Any, step, chain, tokens, keys, taken) -> Chain:
+    return loop.put_prompt(loop.finish(denoiser, process, step, chain, keys, taken), tokens)

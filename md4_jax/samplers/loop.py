@@ -132,19 +132,30 @@ def _step_by_step(
     def further(chain: Chain, number: Array) -> tuple[Chain, Frames]:
         return seen(chain, step.step_further(denoiser, process, chain, end_keys, number))
 
-    count, end_keys = len(grid) - 1, fold_keys(keys, 0)
+    count, end_keys, taken = len(grid) - 1, fold_keys(keys, 0), 0
     chain, frames = jax.lax.scan(body, chain, jnp.arange(count, 0, -1))
     if traced and isinstance(step, GoesOn):  # steps that `finish` would take, with their frames
-        numbers = jnp.arange(rounds_of(step, chain.z.shape[1], count) - count)
-        chain, more = jax.lax.scan(further, chain, numbers)
+        taken = rounds_of(step, chain.z.shape[1], count) - count
+        chain, more = jax.lax.scan(further, chain, jnp.arange(taken))
         frames = jax.tree.map(lambda *parts: jnp.concatenate(parts), frames, more)
-    return finish(denoiser, process, step, chain, end_keys), frames
+    return finish(denoiser, process, step, chain, end_keys, taken), frames
 
 
 def further_steps(
-    step: GoesOn, denoiser: Denoiser, process: Any, chain: Chain, keys: Array, most: int = NEVER
+    step: GoesOn,
+    denoiser: Denoiser,
+    process: Any,
+    chain: Chain,
+    keys: Array,
+    *,
+    taken: Array | int,
+    most: int = NEVER,
 ) -> Chain:
-    """Takes up to a number of further steps, until no mask is left: `finish` of such a step."""
+    """Takes further steps until no mask is left: `finish` of such a step.
+
+    taken  number of further steps before this call, so that no key is used twice
+    most   largest number of further steps in all
+    """
 
     def goes_on(state: tuple[Array, Chain]) -> Array:
         return (state[0] < most) & jnp.any(step.left(process, state[1].z))
@@ -153,7 +164,7 @@ def further_steps(
         number, chain = state
         return number + 1, step.step_further(denoiser, process, chain, keys, number)
 
-    return jax.lax.while_loop(goes_on, take, (jnp.int32(0), chain))[1]
+    return jax.lax.while_loop(goes_on, take, (jnp.int32(taken), chain))[1]
 
 
 def with_memory(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain) -> Chain:
@@ -228,13 +239,22 @@ def _replayed(before: Chain, after: Chain, revealed: Array, rounds: int) -> Fram
     )
 
 
-def finish(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, keys: Array) -> Chain:
+def finish(
+    denoiser: Denoiser,
+    process: Any,
+    step: SamplerStep,
+    chain: Chain,
+    keys: Array,
+    taken: Array | int = 0,
+) -> Chain:
     """Replaces the remaining noise by draws from the denoiser at the time of the chain.
 
     If the process may still have noise at this time, every token is drawn from p(x | z_t).
     Otherwise only masks are drawn, since steps of finite size may leave some. A step that
-    `Finishes` uses its own method.
+    `Finishes` uses its own method. taken: number of further steps of a step that `GoesOn`.
     """
+    if isinstance(step, GoesOn):
+        return step.finish(denoiser, process, chain, keys, taken)
     if isinstance(step, Finishes):
         return step.finish(denoiser, process, chain, keys)
     level = 0.0 if step.level is None or process.shows_clean else step.level

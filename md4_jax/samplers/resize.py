@@ -148,10 +148,11 @@ class Resize:
         return masks & (before > starts)
 
     def rounds(self, length: int, steps: int) -> int:
-        """Returns the largest number of steps of a path.
+        """Returns the number of steps that a path shows.
 
         Each step draws a mask. There are at most `length` masks, plus two for each expansion. A
-        text has at most 2 `length` expansions, unless `expansions` allows more.
+        text has at most 2 `length` expansions, unless `expansions` allows more, which is not known
+        where the program is made.
         """
         return max(steps, 5 * length)
 
@@ -166,9 +167,16 @@ class Resize:
         end = jnp.float32(0.0)
         return self(denoiser, process, chain, end, end, fold_keys(keys, number))
 
-    def finish(self, denoiser: Denoiser, process: ResizesMasks, chain: Chain, keys: Array) -> Chain:
+    def finish(
+        self,
+        denoiser: Denoiser,
+        process: ResizesMasks,
+        chain: Chain,
+        keys: Array,
+        taken: Array | int = 0,
+    ) -> Chain:
         """Takes further steps until no mask is left, if the grid has too few."""
-        return further_steps(self, denoiser, process, chain, keys)
+        return further_steps(self, denoiser, process, chain, keys, taken=taken)
 
 
 def resized(process: ResizesMasks, chain: Chain, expanded: Array, deleted: Array) -> Chain:

@@ -1,6 +1,7 @@
 """Gaps that get longer and shorter: DreamOn's process and sampler, and how it is loaded."""
 
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -133,6 +134,27 @@ def grown(step: Resize, logits, tokens, given, seeds: int = 1) -> np.ndarray:
         )
 
     return np.asarray(run(step, keys)[0].z)
+
+
+def test_a_traced_sample_is_the_untraced_one_however_many_steps_it_takes():
+    """Also where texts take more steps than a path has frames: of 4 tokens, more than 20."""
+    step = Resize(grow=3, expansions=200)
+    process, denoiser = Resizing(4), table(np.log([0.01, 0.01, 0.7, 0.28]))
+    tokens, given = (np.tile(x, (16, 1)) for x in canvas("____", 4))
+    keys = jax.random.split(jax.random.key(1), 16)
+
+    @partial(jax.jit, static_argnames="trace")
+    def run(step, trace):
+        return loop.sample(
+            denoiser, process, step, grid=np.float32([0, 0.5, 1]), keys=keys,
+            prompt=Prompt(tokens, given), trace=trace,
+        )  # fmt: skip
+
+    (plain, _), (traced, frames) = run(step, 0), run(step, 16)
+    assert np.sum(plain.evaluations > 25) >= 8 and len(np.unique(plain.z, axis=0)) > 4
+    np.testing.assert_array_equal(traced.z, plain.z)
+    np.testing.assert_array_equal(traced.evaluations, plain.evaluations)
+    np.testing.assert_array_equal(frames.z[-1], plain.z)
 
 
 def canvas(text: str, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -285,6 +307,16 @@ def test_states_can_be_watched(model):
     assert not (frames[-1].z == V).any()
     direct = model.sample(prompt="ab", length=12, grow=3, steps=4, temperature=0.0, num=1)
     np.testing.assert_array_equal(frames[-1].z, direct.tokens[0])
+
+
+@pytest.mark.slow
+def test_the_last_state_is_the_sample_also_after_more_steps_than_are_shown(model, monkeypatch):
+    """Of two steps of the grid and one further step, for six masks."""
+    options = dict(length=16, grow=6, masks=6, steps=2, temperature=1.0)
+    direct = model.sample(prompt="ab", num=1, **options)
+    assert direct.evaluations[0] > 5
+    monkeypatch.setattr(Resize, "rounds", lambda self, length, steps: steps + 1)
+    np.testing.assert_array_equal([*model.watch("ab", **options)][-1].z, direct.tokens[0])
 
 
 def test_a_path_shows_each_step_also_beyond_the_grid(model):
