@@ -6,7 +6,7 @@ import hashlib
 import json
 import pathlib
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,20 @@ def _content(path: Place) -> tuple:
             return path.name, hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
+
+
+def check_same(what: str, state: Callable[[], Any], before: Any) -> None:
+    """Raises UserError if data changed, or went away, while they were tokenised.
+
+    state: returns what was `before` when the hash of the data was taken
+    """
+    with contextlib.suppress(OSError):
+        if state() == before:
+            return
+    raise UserError(
+        f"{what} changed while it was tokenised, so those tokens are not kept. Start again when no "
+        "other program writes to this data, or take a copy of it"
+    )
 
 
 def record(path: pathlib.Path) -> pathlib.Path:

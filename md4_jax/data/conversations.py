@@ -106,7 +106,7 @@ def rows(source: Conversations, domain: Any, split: str, length: int, padding: P
     described = [source.fingerprint(), tokenizer.to_json(), split, "chat", length, *padding]
     size = max(tokenizer.vocab_size, length + 1, 256)
     pieces = lambda: _pieces(source, tokenizer, split, length, padding)  # noqa: E731
-    found = packing.opened(*packing.kept(described, size, split, pieces))
+    found = packing.opened(*packing.kept(source, described, size, split, pieces))
     stop = length + 1 + (length + 7) // 8
     found = found.reshape(-1, stop + length * has_worse)
     return Rows(

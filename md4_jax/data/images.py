@@ -76,7 +76,7 @@ class ImageSource:
 
     def _kept(self, what: str, split: str, size: int, pieces: packing.Pieces) -> np.ndarray:
         described = [self._fingerprint, split, what, size]
-        return packing.opened(*packing.kept(described, size, split, pieces))
+        return packing.opened(*packing.kept(self, described, size, split, pieces))
 
 
 class Mirror(NamedTuple):

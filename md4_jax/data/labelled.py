@@ -123,7 +123,8 @@ def rows(source: Any, domain: Any, split: str, length: int, padding: Padding) ->
     described = [source.fingerprint(), tokenizer.to_json(), split]
     described += ["rows", length, domain.labels, *padding.facts]
     pieces = lambda: _pieces(source, tokenizer, split, length, padding, numbers)  # noqa: E731
-    found = packing.opened(*packing.kept(described, size, split, pieces)).reshape(-1, length + 2)
+    kept = packing.kept(source, described, size, split, pieces)
+    found = packing.opened(*kept).reshape(-1, length + 2)
     return Rows(found[:, :length], {"label": found[:, length + 1]}, found[:, length])
 
 
@@ -141,7 +142,8 @@ def of_documents(source: Any, domain: Any, split: str, length: int, padding: Pad
         tell_cut("documents", split, length, cut, made)
 
     size = max(tokenizer.vocab_size, length + 1)
-    found = packing.opened(*packing.kept(described, size, split, pieces)).reshape(-1, length + 1)
+    kept = packing.kept(source, described, size, split, pieces)
+    found = packing.opened(*kept).reshape(-1, length + 1)
     return Rows(found[:, :length], lengths=found[:, length])
 
 

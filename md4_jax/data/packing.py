@@ -42,10 +42,11 @@ def fingerprint(source, tokenizer, split: str) -> dict[str, int]:
 
 
 def kept(
-    described: Sequence[Any], size: int, split: str, pieces: Pieces
+    source: Any, described: Sequence[Any], size: int, split: str, pieces: Pieces
 ) -> tuple[pathlib.Path, str]:
     """Returns (file, dtype) of integers that are computed once and stored on disk.
 
+    source     from which they are computed; has `fingerprint()`
     described  everything that the integers depend on, beginning with the source's fingerprint; its
                hash is part of the file name
     size       an upper bound of the integers (exclusive), which determines the dtype
@@ -55,7 +56,8 @@ def kept(
     Later calls only check length and checksum. A damaged file is reported and rewritten. Memory use
     does not grow with the data, and several processes may call this at once.
 
-    Raises UserError if the disk is full, or if reading back gives other data than was written.
+    Raises UserError if the disk is full, if reading back gives other data than was written, and if
+    the source has another fingerprint after it was read.
     """
     key = hashlib.sha256(json.dumps([FORMAT, *described]).encode()).hexdigest()[:20]
     dtype = id_dtype(size).name
@@ -67,7 +69,7 @@ def kept(
     if path.exists():
         said = printable(f"{path} is not what was kept of the text: {wrong}. It is made again")
         print(said, flush=True)
-    _write(path, facts, pieces)
+    _write(path, facts, _checked(source, facts["source"], split, pieces))
     wrong = contents.damage(path, facts)
     if wrong:
         raise UserError(
@@ -101,7 +103,17 @@ def encoded(source, tokenizer, split: str, documents: Iterable[str]) -> Iterator
 def _kept_stream(source, tokenizer, split: str) -> tuple[pathlib.Path, str]:
     described = [source.fingerprint(), tokenizer.to_json(), split]
     pieces = lambda: _stream(source, tokenizer, split)  # noqa: E731
-    return kept(described, tokenizer.vocab_size, split, pieces)
+    return kept(source, described, tokenizer.vocab_size, split, pieces)
+
+
+def _checked(source: Any, fingerprint: str, split: str, pieces: Pieces) -> Pieces:
+    """Returns pieces that end with UserError if the source no longer has this fingerprint."""
+
+    def checked() -> Iterator[np.ndarray]:
+        yield from pieces()
+        contents.check_same(f"the {split} split", source.fingerprint, fingerprint)
+
+    return checked
 
 
 def _write(path: pathlib.Path, facts: Mapping[str, Any], pieces: Pieces) -> None:

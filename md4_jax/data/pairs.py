@@ -30,7 +30,7 @@ def rows(source: Any, domain: Any, split: str, length: int, padding: Padding) ->
         pieces = lambda: _pieces(  # noqa: E731
             source, tokenizer, split, length, padding, answers(), is_worse=kind == "rejected"
         )
-        found = packing.opened(*packing.kept(described, size, split, pieces))
+        found = packing.opened(*packing.kept(source, described, size, split, pieces))
         return found.reshape(-1, length + 2)
 
     found = of("pairs", lambda: (answer for _, answer in source.pairs(split)))

@@ -5,12 +5,13 @@ import itertools
 import json
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tqdm
 
+from md4_jax.data.contents import check_same
 from md4_jax.data.labelled import own_sequences
 from md4_jax.data.lock import alone
 from md4_jax.data.shards import (
@@ -71,18 +72,20 @@ def prepared(source: Any, tokenizer: Any, store: str) -> Prepared:
     work resumes after the last complete shard. One process works; the others wait, on other
     machines too if they share the folder.
 
-    Raises UserError if a document cannot be read or encoded, and if the disk is full.
+    Raises UserError if a document cannot be read or encoded, if the disk is full, and if a file
+    changes meanwhile.
     """
-    described = [FORMAT, source.content(), tokenizer.to_json()]
+    content = source.content()
+    described = [FORMAT, content, tokenizer.to_json()]
     key = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
     root = place(store, "data.store") if store else Place(cache_root() / "prepared")
     folder = root / f"{source.title}-{key}"
     if (found := _whole(folder)) is not None:
         return found
     if is_remote(folder):
-        return _made(folder, source, tokenizer) if is_first() else _awaited(folder)
+        return _made(folder, source, tokenizer, content) if is_first() else _awaited(folder)
     with alone(root / f"{folder.name}.lock", f"tokenising {source.title}"):
-        return _made(folder, source, tokenizer)
+        return _made(folder, source, tokenizer, content)
 
 
 def _awaited(folder: Place) -> Prepared:
@@ -110,10 +113,10 @@ def _whole(folder: Place) -> Prepared | None:
     return found
 
 
-def _made(folder: Place, source: Any, tokenizer: Any) -> Prepared:
-    """Makes the shards that are missing in a folder."""
+def _made(folder: Place, source: Any, tokenizer: Any, content: str) -> Prepared:
+    """Makes the shards that are missing in a folder; content: the hash in the folder's name."""
     end, separator = _end(tokenizer)
-    dtype, facts = id_dtype(tokenizer.vocab_size).name, {"content": source.content()}
+    dtype, facts = id_dtype(tokenizer.vocab_size).name, {"content": content}
     facts["tokenizer"] = hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
     facts["files"] = source.facts()
     found = read_manifest(folder)
@@ -131,6 +134,7 @@ def _made(folder: Place, source: Any, tokenizer: Any) -> Prepared:
     print(f"tokenising {source.title} into {folder}", flush=True)
     with Pool(tokenizer, end, count) as pool:
         maker = _Maker(found, parts, pool, tokenizer)
+        check_same(f"the text of {source.title}", source.content, content)
         for number in wrong:
             maker.again(number)
         if not found.is_complete:
@@ -166,12 +170,14 @@ class _Maker:
 
     def __init__(self, made: Prepared, parts: list[tuple[str, Part]], pool: Pool, tokenizer: Any):
         self.made, self._parts, self._pool, self._tokenizer = made, parts, pool, tokenizer
+        self._states = [part.state() for _, part in parts]
         self._released = 0  # parts
 
     def rest(self) -> None:
         """Makes all shards after the existing ones."""
         shards = self._shards(len(self.made.shards))
         for shard in shards:
+            self._check_unchanged(self.made.shards[-1:], shard)
             self.made = self.made._replace(shards=(*self.made.shards, shard))
             self.made.write()
             self.release()
@@ -195,11 +201,22 @@ class _Maker:
         shards = self._shards(number, before.end)
         shard = next(shards, None)
         shards.close()
+        self._check_unchanged(self.made.shards[:number][-1:], before)
         if shard != before:
             raise UserError(
                 f"{self.made.folder / before.name} cannot be made again: the same text gives "
                 f"other tokens. Move {self.made.folder} away and start again"
             )
+
+    def _check_unchanged(self, before: Sequence[Shard], shard: Shard) -> None:
+        """Raises UserError if a file of a shard was written to since its hash was taken.
+
+        before: the shard before this one, if there is one
+        """
+        first = before[0].end.part if before else 0
+        for number in range(first, shard.end.part + 1):
+            state = self._states[number]
+            check_same(str(*state[:1]), self._parts[number][1].state, state)
 
     def _shards(self, number: int, until: Cursor | None = None) -> Iterator[Shard]:
         """Yields shards as they are written, from this number on, up to a place."""

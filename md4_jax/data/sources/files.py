@@ -13,7 +13,7 @@ from md4_jax.data.sources.patterns import matching
 from md4_jax.data.sources.records import Document, Keys, Part
 from md4_jax.data.sources.splits import bounds, check_split, digest
 from md4_jax.protocols import UserError
-from md4_jax.runtime.paths import Place
+from md4_jax.runtime.paths import Place, version
 
 MIN_DOCUMENTS = 20
 LARGE_BYTES = 1 << 26  # from this size on, tokens are stored in shards
@@ -107,8 +107,13 @@ class TextFiles:
 
     def sections(self) -> dict[str, list[Part]]:
         """Returns the files of each section of the corpus, in order; here there is one."""
-        read = lambda path: lambda: _read(path, Keys(self.text_key))  # noqa: E731
-        return {"text": [Part(path.stat().length, read(path)) for path in self._files]}
+
+        def part(path: Place) -> Part:
+            read = functools.partial(_read, path, Keys(self.text_key))
+            state = functools.partial(version, path)
+            return Part(path.stat().length, read, state=state)
+
+        return {"text": list(map(part, self._files))}
 
     def ranges(self, split: str, documents: Mapping[str, int]) -> list[tuple[str, int, int]]:
         """Returns the documents of a split, as ranges (section, first, last plus one).

@@ -21,7 +21,7 @@ from md4_jax.data.sources.patterns import data_below, matching, name_below
 from md4_jax.data.sources.records import Document, Part
 from md4_jax.data.sources.splits import ALL, bounds, check_split, digest
 from md4_jax.protocols import UserError
-from md4_jax.runtime.paths import Place, cache_root
+from md4_jax.runtime.paths import Place, cache_root, version
 
 Published = File | hub.HubFile
 
@@ -108,12 +108,10 @@ class PublicText:
 
     def facts(self) -> list[list[str | int]]:
         """Returns [name, SHA-256] of each file; published files may be absent."""
-        return self._facts
+        return contents.facts_of(self._given) if self.path is not None else self._facts
 
     @functools.cached_property
     def _facts(self) -> list[list[str | int]]:
-        if self.path is not None:
-            return contents.facts_of(self._given)
         found = []
         for file in self._published:
             path = self._local(file)
@@ -140,7 +138,8 @@ class PublicText:
             is_whole = formats.is_archive(path) and len(found) > 1
             for section in found if is_whole else [self._section(name)]:
                 read = functools.partial(self._read, path, section if is_whole else "")
-                found[section].append(Part(path.stat().length, read))
+                state = functools.partial(version, path)
+                found[section].append(Part(path.stat().length, read, state=state))
         return found
 
     def ranges(self, split: str, documents: Mapping[str, int]) -> list[tuple[str, int, int]]:

@@ -90,12 +90,15 @@ class Part(NamedTuple):
 
     done   called when all its tokens are stored in shards; may delete the file
     ahead  starts fetching the file, if it is missing, while another one is read
+    state  returns what changes whenever the file is written to, its path first; () if it is a
+           download, which nothing else writes to
     """
 
     size: int
     read: Callable[[], Iterator[Document]]
     done: Callable[[], None] = lambda: None
     ahead: Callable[[], None] = lambda: None
+    state: Callable[[], tuple] = tuple
 
     def documents(self, following: "Part | None") -> Iterator[Document]:
         """Yields the documents; starts fetching the following file with the first one."""

@@ -215,6 +215,20 @@ def test_a_failure_leaves_nothing_behind(cache):
     assert list((cache / "tokens").iterdir()) == []
 
 
+def test_text_that_changes_while_it_is_tokenised_is_not_kept(cache):
+    """It would be taken for the old text, which has the hash in the name of the file."""
+
+    class Late(Source):
+        def documents(self, split):
+            self.name, self.texts = "new", ["new"]
+            return super().documents(split)
+
+    with pytest.raises(UserError, match="the train split changed while it was .* Start again"):
+        token_stream(Late(name="old"), Bytes(), "train")
+    assert not [path for path in cache.rglob("*") if path.is_file()]
+    assert token_stream(Source(name="old"), Bytes(), "train").tolist()[:3] == [97, 98, 99]
+
+
 def test_a_full_disk(cache, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")

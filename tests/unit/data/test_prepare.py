@@ -377,3 +377,31 @@ def test_gpt2_tokens_of_real_text(shared):
             source, tokenizer, split
         )
         assert found[-1:].tolist() == [tokenizer.eot_id]
+
+
+def test_a_file_that_changes_while_it_is_tokenised_is_in_no_shard(source, tmp_path):
+    """The second file changes when the first is read; the first shards are of the old text."""
+    late = tmp_path / "b.jsonl"
+    before = late.read_bytes()
+    after = before.replace(b"document", b"changing")
+
+    class Late(TextFiles):
+        def sections(self):
+            first, second = super().sections()["text"]
+
+            def read():
+                late.write_bytes(after)
+                return first.read()
+
+            return {"text": [first._replace(read=read), second]}
+
+    with pytest.raises(UserError, match=r"b\.jsonl changed while .* tokenised.*Start again"):
+        prepared(Late(source.path, validation=11, test=0.1), Bytes(), "")
+    assert text_of(source).count("changing") > 50
+    late.write_bytes(before)
+    assert text_of(source).count("changing") == 0 and text_of(source).count("document") > 100
+
+
+def text_of(source) -> str:
+    tokens = stream(source, Bytes(), "train", "")[:]
+    return bytes(tokens[tokens < 256].astype(np.uint8)).decode()
