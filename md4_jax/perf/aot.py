@@ -23,7 +23,7 @@ from md4_jax.perf.inputs import (
     sample_rows,
     sampler_of,
 )
-from md4_jax.perf.work import forward_flops, sampling_steps, training_flops
+from md4_jax.perf.work import forward_flops, positions_cached, sampling_steps, training_flops
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_sharding
@@ -120,7 +120,8 @@ def _sample(experiment: Experiment) -> Plan:
     )
     length, count = first.tokens.shape[1], 1 + len(others)
     steps = sampling_steps(experiment, sample_block(experiment) or length)
-    flops = sampler.calls * steps * rows * length
+    read = positions_cached(experiment, params, length) or steps * length
+    flops = sampler.calls * rows * read
     flops *= forward_flops(experiment, params["network"], length=length)
     arguments = (params, experiment.sampler_step, keys, prompt, told)
     window = _compiled(experiment, sampler.program, flops, *arguments, rounds=steps)

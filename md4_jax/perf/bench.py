@@ -32,7 +32,7 @@ from md4_jax.perf.inputs import (
     sample_rows,
     sampler_of,
 )
-from md4_jax.perf.work import forward_flops, training_flops
+from md4_jax.perf.work import forward_flops, positions_cached, training_flops
 from md4_jax.protocols import Batch, batch_of
 from md4_jax.runtime.compiling import compile_ahead, jit
 from md4_jax.runtime.sharding import local_rows, max_over_processes, to_global, to_host
@@ -256,9 +256,10 @@ def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
     used = sampler.calls * sum(float(np.mean(to_host(chain.evaluations))) for chain in call())
     # With blocks, an evaluation is for one block. Appending to the cache is not counted.
     window = prompts[0].tokens.shape[1]
-    size = sample_block(experiment) or window
     of_one = math.nan if guide else forward_flops(experiment, own["network"], length=window)
-    model = used * rows * size * of_one
+    read = positions_cached(experiment, own, window)
+    size = used * (sample_block(experiment) or window)
+    model = rows * of_one * (size if read is None else sampler.calls * len(prompts) * read)
     return Part(call, rows * sample_length(experiment), model=model, evaluations=used, **facts)
 
 

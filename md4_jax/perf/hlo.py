@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from md4_jax.perf.hlo_text import Instruction, computations, sides, size_of
-from md4_jax.training.step import LIKELY
+from md4_jax.runtime.scopes import LIKELY, TURNS
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # Instructions that move no bytes themselves.
@@ -93,7 +93,8 @@ def _called(line: Instruction, bodies: Mapping, unknown: int) -> list[tuple[int,
     """Lists (count, alternative computations) called by an instruction."""
     if line.op == "while":
         body = re.search(r"body=%?([\w.\-]+)", line.more)
-        return [(_trips(line, bodies) or unknown, [body[1]])]
+        count = _trips(line, bodies)
+        return [(unknown if count is None else count, [body[1]])]
     if line.op == "conditional":
         listed = re.search(r"branch_computations=\{([^}]*)\}", line.more)
         both = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", line.more)
@@ -102,8 +103,14 @@ def _called(line: Instruction, bodies: Mapping, unknown: int) -> list[tuple[int,
     return [(1, [called[1]])] if called and line.op in ("call", "fusion", "async-start") else []
 
 
-def _trips(line: Instruction, bodies: Mapping) -> int:
-    """Returns the trip count of a loop, or 0 if the text does not state it."""
+def _trips(line: Instruction, bodies: Mapping) -> int | None:
+    """Returns the trip count of a loop, or None if the text does not state it.
+
+    The number that `runtime.scopes.turns` says is about that.
+    """
+    said = re.search(rf'/{TURNS}(\d+)/while"', line.more)
+    if said:
+        return int(said[1])
     known = re.search(r'known_trip_count":\{"n":"(\d+)"', line.more)
     if known:
         return int(known[1])
@@ -111,7 +118,7 @@ def _trips(line: Instruction, bodies: Mapping) -> int:
     lines = bodies.get(condition[1], {}) if condition else {}
     compared = [i for i in lines.values() if i.op == "compare" and "direction=LT" in i.more]
     limits = [lines[o] for i in compared for o in i.operands if lines.get(o, i).op == "constant"]
-    return int(limits[0].operands[0]) if len(limits) == 1 else 0
+    return int(limits[0].operands[0]) if len(limits) == 1 else None
 
 
 def _moved(line: Instruction, body: Mapping, bodies: Mapping) -> float:

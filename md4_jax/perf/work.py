@@ -4,9 +4,9 @@ import functools
 import math
 from typing import Any
 
-from md4_jax.experiment import Experiment
-from md4_jax.protocols import Objective
-from md4_jax.samplers.chain import rounds_of
+from md4_jax.experiment import Experiment, sample_block
+from md4_jax.protocols import Objective, Params
+from md4_jax.samplers.chain import Caches, rounds_of
 
 
 def forward_flops(
@@ -32,6 +32,20 @@ def training_flops(experiment: Experiment, state: Any) -> float:
     calls = getattr(experiment.objective, "calls", 1)
     whole, trained = of(state.whole["network"]), of(state.params["network"])
     return (2.0 * calls + taught) * whole + calls * trained
+
+
+def positions_cached(experiment: Experiment, params: Params, length: int) -> float | None:
+    """Returns how many positions the evaluations of a text read, if its sampler uses a cache.
+
+    None if each step reads a whole text, or a whole block of it. params: those of the experiment,
+    or their shapes
+    """
+    step = experiment.sampler_step
+    if sample_block(experiment) or not isinstance(step, Caches):
+        return None
+    if not step.is_cached(experiment.network.denoiser(params)):
+        return None
+    return step.positions_read(experiment.process, experiment.grid, length)
 
 
 def sampling_steps(experiment: Experiment, length: int) -> int:

@@ -1,5 +1,6 @@
 """Types for sampling: the state of a batch, reveal schedules and sampler steps."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -95,11 +96,32 @@ class RevealsInOrder(SamplerStep, Protocol):
 
 
 @runtime_checkable
-class RevealsCached(RevealsInOrder, Protocol):
-    """A step that may draw its schedule with a cache: the same tokens, faster."""
+class Caches(SamplerStep, Protocol):
+    """A step that may draw all tokens of a grid with a cache: the same tokens, faster."""
 
     def is_cached(self, denoiser: Denoiser) -> bool:
         """Returns whether it uses the cache with this network."""
+
+    def positions_read(self, process: Any, grid: np.ndarray, length: int) -> float:
+        """Returns about how many positions all evaluations of a text read with the cache."""
+
+
+@runtime_checkable
+class FillsCached(Caches, Protocol):
+    """A step that fills positions from left to right, and reads each token once with a cache."""
+
+    def filled_in(self, grid: np.ndarray, length: int) -> np.ndarray:
+        """Returns the step of the grid, 0 the first, that fills each position: int [length]."""
+
+    def fill_cached(
+        self, denoiser: Denoiser, process: Any, chain: Chain, keys_of: Callable[[Array], Array]
+    ) -> Chain:
+        """Draws all tokens; keys_of: n -> keys [B] of the step that fills position n."""
+
+
+@runtime_checkable
+class RevealsCached(RevealsInOrder, Caches, Protocol):
+    """A step that may draw its schedule with a cache."""
 
     def run_cached(
         self, denoiser: Denoiser, process: Any, chain: Chain, schedule: RevealSchedule, **more: Any

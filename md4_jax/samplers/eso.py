@@ -12,6 +12,7 @@ from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import uniforms
 from md4_jax.processes.order import check_clean_share, numbered, ranks
 from md4_jax.protocols import Array, Denoiser, Needs, pytree
+from md4_jax.runtime.scopes import turns
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import NEVER, Chain, RevealSchedule
 from md4_jax.samplers.draw import draw_from
@@ -87,6 +88,28 @@ class Eso(InOrder):
         """Returns whether keys and values are cached with this network."""
         return self.cached and denoiser.ordered.append is not None
 
+    def positions_read(self, process: RevealsMasks, grid: np.ndarray, length: int) -> float:
+        """Returns about how many positions are read with a cache.
+
+        An evaluation has as many places for tokens of the last round as for masks of its own.
+        """
+        few, wide, single = self._evaluations(process, grid, length)
+        return 2.0 * (wide * few + single)
+
+    def _evaluations(
+        self, process: RevealsMasks, grid: np.ndarray, length: int
+    ) -> tuple[int, int, int]:
+        """Returns (positions of a round of diffusion, evaluations of such rounds, of tokens).
+
+        The mean number of tokens of each kind; every round has at least one. The last round of
+        diffusion is read by one evaluation more.
+        """
+        if not self.alpha_0 > 0.0:
+            return 1, 0, length
+        few = reveal.independent_capacity(process, grid, length, self.diffused_share)
+        diffused = round(self.alpha_0 * length)
+        return few, min(len(grid) - 1, diffused) + 1, length - diffused
+
     def run_cached(
         self,
         denoiser: Denoiser,
@@ -109,18 +132,18 @@ class Eso(InOrder):
         counts = jnp.max(jnp.where(drawn, schedule.round + 1, 0), axis=1)
         cache = _with_known(denoiser, chain, schedule, drawn)
         state = Reading(jnp.int32(0), chain.z, chain.confidence, cache)
+        few, wide, single = self._evaluations(process, grid, length)
         if self.alpha_0 > 0.0:
             sizes = _sizes(schedule.round, drawn)
             # One more evaluation than there are large rounds: it reads the tokens of the last one.
             large = jnp.max(jnp.where(sizes > 1, jnp.arange(length) + 2, 0))
-            few = reveal.independent_capacity(process, grid, length, self.diffused_share)
-            wide = [partial(plan.until, jnp.minimum(large, jnp.max(counts)), size) for size in
-                    dict.fromkeys((few, length))]  # fmt: skip
-            if len(wide) == 1:
-                state = wide[0](state)
+            end = jnp.minimum(large, jnp.max(counts))
+            programs = [partial(plan.until, end, size, wide) for size in {few: 0, length: 0}]
+            if len(programs) == 1:
+                state = programs[0](state)
             else:
-                state = jax.lax.cond(jnp.max(sizes) <= few, *wide, state)
-        state = plan.until(jnp.max(counts), 1, state)
+                state = jax.lax.cond(jnp.max(sizes) <= few, *programs, state)
+        state = plan.until(jnp.max(counts), 1, single, state)
         return chain._replace(
             z=state.z, confidence=state.confidence, evaluations=chain.evaluations + counts
         )
@@ -182,19 +205,20 @@ class _Plan(NamedTuple):
     mask_id: int
     keys: Array
 
-    def until(self, end: Array, size: int, state: Reading) -> Reading:
-        """Draws the rounds before `end`, of at most `size` positions each."""
+    def until(self, end: Array, size: int, number: int, state: Reading) -> Reading:
+        """Draws the rounds before `end`, about `number`, of at most `size` positions each."""
         # Positions in the order of drawing, and where each round begins in it.
         key = jnp.where(self.schedule.round < NEVER, self.schedule.rank, NEVER)
         order = jnp.argsort(key, axis=1, stable=True)
         order = jnp.pad(order, ((0, 0), (0, size)))
         ascending = jnp.take_along_axis(self.schedule.round, order, axis=1)
         ascending = ascending.at[:, self.schedule.round.shape[1] :].set(NEVER)
-        return jax.lax.while_loop(
-            lambda state: state.number < end,
-            lambda state: self._draw(state, size, order, ascending),
-            state,
-        )
+        with turns(number):
+            return jax.lax.while_loop(
+                lambda state: state.number < end,
+                lambda state: self._draw(state, size, order, ascending),
+                state,
+            )
 
     def _draw(self, state: Reading, size: int, order: Array, ascending: Array) -> Reading:
         """Draws the positions of one round."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Denoiser, Needs, pytree
+from md4_jax.runtime.scopes import LIKELY, turns
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_at, draw_from
@@ -26,7 +27,7 @@ class LeftToRight:
     evaluation each. Every grid gives the same, exact distribution in L evaluations.
     The network reads [m, z_0, ..., z_{L-2}] at time 0. Prompt tokens are kept; only positions to
     their right see them. A position that is fixed in all prompts of a batch needs no evaluation.
-    `one_by_one` draws the same samples with a cache of keys and values.
+    `fill_cached` draws the same samples with a cache of keys and values.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), causal=True)
@@ -65,41 +66,50 @@ class LeftToRight:
         ends = np.round(np.float32(length) * (np.float32(1.0) - grid[-2::-1]))
         return np.searchsorted(ends, np.arange(length), side="right")
 
+    def is_cached(self, denoiser: Denoiser) -> bool:
+        """Returns whether keys and values are cached: those of a causal network."""
+        return bool(denoiser.blocks) and not denoiser.blocks.features
 
-def one_by_one(
-    denoiser: Denoiser,
-    step: LeftToRight,
-    process: RevealsMasks,
-    chain: Chain,
-    keys_of: Callable[[Array], Array],
-) -> Chain:
-    """Draws the same as the steps of a whole grid, with evaluations that read one token.
+    def positions_read(self, process: Any, grid: np.ndarray, length: int) -> float:
+        """Returns how many positions are read with a cache: one for each token."""
+        return length
 
-    The keys and values of earlier tokens are cached (`Blockwise` of a causal network).
+    def fill_cached(
+        self,
+        denoiser: Denoiser,
+        process: RevealsMasks,
+        chain: Chain,
+        keys_of: Callable[[Array], Array],
+    ) -> Chain:
+        """Draws the same as the steps of a whole grid, with evaluations that read one token.
 
-    keys_of: n -> keys [B] of the step that fills position n
-    """
-    blocks, (rows, length) = denoiser.blocks, chain.z.shape
-    zeros = jnp.zeros(rows)
+        The keys and values of earlier tokens are cached (`Blockwise` of a causal network).
 
-    def draw(n: Array, chain: Chain, h_Bx1xD: Array) -> Chain:
-        index_Bx1 = jnp.full((rows, 1), n)
-        drawn = draw_from(denoiser, step.transform, h_Bx1xD, index_Bx1, keys_of(n))
-        return _put(process, chain, n, drawn)
+        keys_of: n -> keys [B] of the step that fills position n
+        """
+        blocks, (rows, length) = denoiser.blocks, chain.z.shape
+        zeros = jnp.zeros(rows)
 
-    def body(n: Array, state: tuple[Chain, Any]) -> tuple[Chain, Any]:
-        chain, cache = state
-        before_B = chain.z[:, jnp.maximum(n - 1, 0)]
-        before_B = jnp.where(n == 0, process.mask_id, before_B).astype(chain.z.dtype)
-        h_Bx1xD, cache = blocks.append_block(before_B[:, None], zeros, cache)
-        skip = ~jnp.any(process.is_noise(chain.z[:, n]))
-        chain = jax.lax.cond(skip, lambda chain, h: chain, partial(draw, n), chain, h_Bx1xD)
-        return chain, cache
+        def draw(n: Array, chain: Chain, h_Bx1xD: Array) -> Chain:
+            index_Bx1 = jnp.full((rows, 1), n)
+            drawn = draw_from(denoiser, self.transform, h_Bx1xD, index_Bx1, keys_of(n))
+            return _put(process, chain, n, drawn)
 
-    open_L = jnp.any(process.is_noise(chain.z), axis=0)
-    end = jnp.max(jnp.where(open_L, jnp.arange(length) + 1, 0))
-    start = (chain, blocks.empty_cache(rows, length))
-    return jax.lax.fori_loop(0, end, body, start)[0]
+        def body(n: Array, state: tuple[Chain, Any]) -> tuple[Chain, Any]:
+            chain, cache = state
+            before_B = chain.z[:, jnp.maximum(n - 1, 0)]
+            before_B = jnp.where(n == 0, process.mask_id, before_B).astype(chain.z.dtype)
+            h_Bx1xD, cache = blocks.append_block(before_B[:, None], zeros, cache)
+            skip = ~jnp.any(process.is_noise(chain.z[:, n]))
+            with jax.named_scope(LIKELY):
+                chain = jax.lax.cond(skip, lambda chain, h: chain, partial(draw, n), chain, h_Bx1xD)
+            return chain, cache
+
+        open_L = jnp.any(process.is_noise(chain.z), axis=0)
+        end = jnp.max(jnp.where(open_L, jnp.arange(length) + 1, 0))
+        start = (chain, blocks.empty_cache(rows, length))
+        with turns(length):
+            return jax.lax.fori_loop(0, end, body, start)[0]
 
 
 def _put(process: RevealsMasks, chain: Chain, n: Array, drawn: tuple[Array, Array]) -> Chain:

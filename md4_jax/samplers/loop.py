@@ -13,6 +13,7 @@ from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import (
     NEVER,
     Chain,
+    FillsCached,
     Finishes,
     GoesOn,
     Remembers,
@@ -21,7 +22,6 @@ from md4_jax.samplers.chain import (
     rounds_of,
 )
 from md4_jax.samplers.draw import draw_token, probability
-from md4_jax.samplers.left_to_right import LeftToRight, one_by_one
 from md4_jax.samplers.observed import finish_observed
 
 
@@ -70,8 +70,8 @@ def continued(
     trace = course.trace
     if reveal.has_schedule(step, process):
         run = _by_schedule
-    elif isinstance(step, LeftToRight) and denoiser.blocks and not denoiser.blocks.features:
-        run = _one_by_one
+    elif isinstance(step, FillsCached) and step.is_cached(denoiser):
+        run = _from_left_to_right
     else:
         run = _step_by_step
     chain, frames = run(denoiser, process, step, chain, course)
@@ -213,8 +213,8 @@ def _by_schedule(
     return after, _replayed(chain, after, schedule.round[:traced], rounds)
 
 
-def _one_by_one(
-    denoiser: Denoiser, process: Any, step: LeftToRight, chain: Chain, course: Course
+def _from_left_to_right(
+    denoiser: Denoiser, process: Any, step: FillsCached, chain: Chain, course: Course
 ) -> tuple[Chain, Frames]:
     """Draws the same tokens as `_step_by_step`, with a cache of keys and values."""
     grid, keys, _, traced = course
@@ -225,7 +225,7 @@ def _one_by_one(
         """Returns the keys with which `one_step` fills position n."""
         return split_keys(fold_keys(keys, steps[n]))[0]
 
-    after = one_by_one(denoiser, step, process, chain, own_keys)
+    after = step.fill_cached(denoiser, process, chain, own_keys)
     revealed = jnp.where(process.is_noise(chain.z[:traced]), rounds, NEVER)
     return after, _replayed(chain, after, revealed, count)
 

@@ -17,13 +17,12 @@ from md4_jax.protocols import (
     Objective,
     Params,
 )
+from md4_jax.runtime.scopes import LIKELY
 from md4_jax.training import loads, teaching
 from md4_jax.training.microbatches import accumulate
 from md4_jax.training.optim import scaled
 from md4_jax.training.trainable import divided, joined
 
-# Scope of a conditional whose costliest branch is the one that is nearly always taken.
-LIKELY = "likely"
 SKIPPED = ("skipped", "skipped_in_a_row")
 # Fields of a state that hold another model, which begins at the same parameters.
 BESIDE = ("teacher", "behaviour")

@@ -19,7 +19,7 @@ from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, Network, Prompt
 from md4_jax.runtime.mesh import make_mesh
-from md4_jax.samplers import SAMPLERS, loop
+from md4_jax.samplers import SAMPLERS
 from md4_jax.samplers.ancestral import Ancestral, reveal_by_symbol
 from md4_jax.samplers.batches import draw_samples, make_sampler
 from md4_jax.samplers.blocks import Blocks
@@ -305,8 +305,9 @@ def test_a_causal_network_keeps_two_caches(monkeypatch):
     params, context = {"network": params, "process": Masking(5)}, {"label": jnp.ones(3, int)}
     denoiser, process = guided(network, params, context, 2.0)
     cached = []
-    one_by_one = loop.one_by_one
-    monkeypatch.setattr(loop, "one_by_one", lambda *a: cached.append(1) or one_by_one(*a))
+    step = SAMPLERS["left_to_right"]
+    fill = step.fill_cached
+    monkeypatch.setattr(step, "fill_cached", lambda *a: cached.append(1) or fill(*a))
     told, again = (
         exact.drawn(
             each, process, SAMPLERS["left_to_right"](), uniform(3), exact.keys_for(0, 3), length=6

@@ -1,5 +1,6 @@
 """Reading a compiled program's text, by hand and against the compiler's own count."""
 
+import contextlib
 import json
 
 import jax
@@ -11,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from several_devices import on_eight_devices
 
 from md4_jax.perf.hlo import size_of, traffic
-from md4_jax.training.step import LIKELY
+from md4_jax.runtime.scopes import LIKELY, turns
 
 LOOPS = """HloModule jit_f
 
@@ -287,6 +288,23 @@ def test_of_a_likely_conditional_the_costlier_products_count():
 
     text = jax.jit(fn).lower(a, True).compile().as_text()
     assert traffic(text).products == 3 * 2 * 64**3
+
+
+@pytest.mark.parametrize(("said", "runs"), [(7, 7), (0, 0), (None, 2)])
+def test_a_loop_runs_as_often_as_its_scope_says(said, runs):
+    """And a loop in it as often as it states itself; without a scope the data's number is given.
+
+    Of one size each: a program is found in the cache whatever its scopes are.
+    """
+    side = 5 + runs
+
+    def often(x, n):
+        turn = lambda i, x: jax.lax.fori_loop(0, 3, lambda j, x: x @ x, x)  # noqa: E731
+        with contextlib.nullcontext() if said is None else turns(said):
+            return jax.lax.fori_loop(0, n, turn, x)
+
+    text = jax.jit(often).lower(jnp.ones((side, side)), 5).compile().as_text()
+    assert traffic(text, 2).products == runs * 3 * 2 * side**3
 
 
 @pytest.mark.optimized

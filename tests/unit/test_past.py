@@ -93,6 +93,28 @@ def test_samples_and_their_paths_are_those_of_whole_evaluations(kind, grid):
     np.testing.assert_allclose(path.confidence, others.confidence, atol=1e-5)
 
 
+class Own:
+    """A step of another class that says what it is able to do."""
+
+    needs, level, transform = LeftToRight.needs, None, LeftToRight().transform
+    __call__, filled_in, is_cached = (
+        getattr(LeftToRight, name) for name in ("__call__", "filled_in", "is_cached")
+    )
+    positions_read = LeftToRight.positions_read
+
+    def fill_cached(self, denoiser, process, chain, keys_of):
+        return LeftToRight(self.transform).fill_cached(denoiser, process, chain, keys_of)
+
+
+def test_a_step_of_another_class_fills_with_a_cache(monkeypatch):
+    calls, fill = [], Own.fill_cached
+    monkeypatch.setattr(Own, "fill_cached", lambda *a: calls.append(1) or fill(*a))
+    network, params = made(scan_blocks=False)
+    (kept, _), (whole, _) = both(network.denoiser(params), no_prompt(ROWS, L), uniform(3), Own())
+    np.testing.assert_array_equal(kept.z, whole.z)
+    assert calls == [1]
+
+
 def test_choices_of_tokens_and_guidance_are_kept():
     network, params = made(scan_blocks=False, classes=2, label_dropout=0.1)
     label = {"label": jnp.array([0, 1, 1, 0])}

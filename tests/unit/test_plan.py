@@ -167,6 +167,26 @@ def test_a_sample_of_so_many_tokens_a_step_takes_the_steps_that_they_need(name):
     assert counted.flops == named.flops
 
 
+ORDERED = dict(objective__name="eso", sample__name="eso", network__size=64, network__hidden=128)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ORDERED | dict(sample__alpha_0=0.0, objective__alpha_0=0.0),
+        ORDERED | dict(sample__alpha_0=0.25),
+        {key.replace(".", "__"): value for key, value in planned.LEFT_TO_RIGHT.items()},
+    ],
+    ids=["left to right in an order", "a quarter by diffusion", "left to right"],
+)
+def test_evaluations_with_a_cache_are_planned_as_they_are(keys, monkeypatch):
+    """The formula of FLOPs gives the products of the compiled program, each loop as it runs."""
+    found, traffic = [], plans.traffic
+    monkeypatch.setattr(plans, "traffic", lambda *a: found.append(traffic(*a)) or found[-1])
+    made = plans._sample(planned.experiment(**keys, data__length=48, sample__steps=8))
+    assert made.flops == pytest.approx(found[0].products, rel=0.1)
+
+
 def test_a_sample_beyond_the_window_is_planned_window_by_window():
     """Three windows of 16 tokens; the network has no positions for 32."""
     one = plans._sample(planned.experiment(network__positions=16))
