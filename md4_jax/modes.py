@@ -13,6 +13,7 @@ from md4_jax.config.command import OF_A_RUN
 from md4_jax.config.evaluators import readers, sizes_of_all, unknown_evaluator, with_kinds
 from md4_jax.config.schema import options_from
 from md4_jax.config.starting import checked, experiment_of
+from md4_jax.data import units
 from md4_jax.data.domains import keep_domain, stored_domain
 from md4_jax.data.mixtures import Corpus, corpus_of
 from md4_jax.evals import report as eval_report
@@ -22,7 +23,8 @@ from md4_jax.experiment import Experiment
 from md4_jax.options import DataOptions
 from md4_jax.perf import aot as plans
 from md4_jax.perf import chips
-from md4_jax.perf.bench import bench, table
+from md4_jax.perf.bench import bench
+from md4_jax.perf.bench_table import table
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime import devices, errors
 from md4_jax.runtime.commit import commit
@@ -73,7 +75,7 @@ def train_mode(call: Call) -> int:
         for warning in inputs.warnings(corpus):
             _say(f"warning: {warning}")
         for name, size in sizes.items():
-            _say(f"data        {name}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
+            _say(f"data        {name}: {units.split_size(experiment.domain.unit, *size)}")
         step, signalled = train(experiment, corpus, workdir, suite, begin, call.one_budget)
         if signalled is not None:
             name = signal.Signals(signalled).name
@@ -173,7 +175,7 @@ def prepare_mode(call: Call) -> int:
     for name, evaluator in evals.items():
         sizes |= _labelled(evals, sizes_of(name, evaluator, changed))
     for name, size in sizes.items():
-        _say(f"data        {name}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
+        _say(f"data        {name}: {units.split_size(domain.unit, *size)}")
     if corpus.shards():
         _say(f"shards      {corpus.shards()}")
     facts = {name: size._asdict() for name, size in sizes.items()}

@@ -25,6 +25,7 @@ from md4_jax.data.domains import (
 from md4_jax.data.mixtures import corpus_of
 from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.data.sources.mixture import Part
+from md4_jax.data.units import DIMENSION
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, exists, place
@@ -203,4 +204,5 @@ def random_tokens(config: Mapping[str, Any], section: str) -> RandomTokens | Non
     size = config[section]["random_tokens"]
     network = class_of("network", config["network"]["name"])
     image = "shape" in inspect.signature(network).parameters
-    return RandomTokens(size, config["data"]["length"], image) if size else None
+    unit = DIMENSION if image else "token"
+    return RandomTokens(size, config["data"]["length"], image, unit=unit) if size else None

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.data.corpus import Corpus
+from md4_jax.data.units import DIMENSION
 from md4_jax.evals.likelihood import make_eval_step, reported
 from md4_jax.experiment import (
     Experiment,
@@ -21,7 +22,6 @@ from md4_jax.experiment import (
     sample_block,
     sample_length,
 )
-from md4_jax.options.parts import BENCH_PARTS
 from md4_jax.perf import names
 from md4_jax.perf.hlo import traffic
 from md4_jax.perf.inputs import (
@@ -71,7 +71,7 @@ class Part(NamedTuple):
 
 
 def bench(experiment: Experiment, corpus: Corpus | None) -> dict[str, Any]:
-    """Times the selected parts; returns {part: numbers} for a JSON line and for `table`.
+    """Times the selected parts; returns {part: numbers} for a JSON line and for a table.
 
     UserError for bench.names if CUDA graphs would hide the names, and as from `sample_rows`.
     """
@@ -90,6 +90,9 @@ def bench(experiment: Experiment, corpus: Corpus | None) -> dict[str, Any]:
             rates.append(square.flops / window(square.call, 0.3))
             rows.append(window(part.call, options.seconds))
         out[name] = _numbers(part, rows, rates)
+        if experiment.domain.unit == DIMENSION:
+            per_second = out[name]["tokens_per_second"]
+            out[name]["images_per_second"] = per_second / experiment.data.length
         if options.names and part.text:
             seconds = names.by_name(part.text, part.call)
             out[name]["names"] = names.summary(seconds, options.names)
@@ -270,32 +273,3 @@ def _data(experiment: Experiment, corpus: Corpus | None) -> Part:
 
 
 MAKERS = {"train": _train, "eval": _eval, "sample": _sample, "data": _data}
-
-
-def table(result: dict[str, Any]) -> str:
-    """Formats the numbers as a Markdown table, followed by the operation names of each part."""
-    head = (
-        "| part | s (min-max) | tokens/s | GFLOP (formula; compiler) | "
-        "of the matrix rate (formula; compiler) | compile s | peak RSS GiB |"
-    )
-    lines = [head, "|---" * 7 + "|"]
-    for name in BENCH_PARTS:
-        if name not in result:
-            continue
-        n = result[name]
-        work = share = compiled = ""
-        if "model_gflop" in n:
-            work = f"{n['model_gflop']:.1f}; {n['compiler_gflop'] or math.nan:.1f}"
-            share = f"{n['model_utilisation']:.0%}; {n['compiler_utilisation'] or math.nan:.0%}"
-            compiled = f"{n['compile_seconds']:.1f}"
-        times = f"{n['seconds']:.4g} ({n['seconds_min']:.4g}-{n['seconds_max']:.4g})"
-        lines.append(
-            f"| {name} | {times} | {n['tokens_per_second']:,.0f} | {work} | {share} | "
-            f"{compiled} | {n['peak_rss_gib']:.2f} |"
-        )
-    lists = [
-        names.table(name, numbers["names"])
-        for name, numbers in result.items()
-        if isinstance(numbers, dict) and "names" in numbers
-    ]
-    return "\n\n".join(["\n".join(lines), *lists])

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from md4_jax.data import units
 from md4_jax.evals.context import numbers_of
 from md4_jax.evals.metrics import bits
 from md4_jax.protocols import Array, UserError
@@ -123,7 +124,7 @@ class TrainLog:
         said = f"{kind} {loss:.3f}{_plus_minus(error)} bits/{unit}{self._held_out_text}"
         text = (
             f"{rewarded}{_of_classes(means) or said}, "
-            f"{rate * size * length:,.0f} {unit}s/s{_loads(means)}"
+            f"{units.speed(unit, rate * size * length, length)}{_loads(means)}"
             + (f", {skipped} skipped" if skipped else "")
         )
         self._progress.show(step, text, rate)

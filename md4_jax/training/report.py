@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 import md4_jax
+from md4_jax.data import units
 from md4_jax.evals import report as evaluations
 from md4_jax.evals.ngrams import levels
 from md4_jax.experiment import Experiment
@@ -35,6 +36,7 @@ def start(experiment: Any, state: Any, workdir: Place, step: int) -> str:
     devices = experiment.mesh.devices
     axes = ", ".join(f"{axis}={size}" for axis, size in experiment.mesh.shape.items())
     train = resolved(experiment)
+    batch = units.batch_size(experiment.domain.unit, train.batch_size, experiment.data.length)
     lines = [
         f"md4_jax {md4_jax.__version__} ({commit()[:12]}), jax {jax.__version__}",
         f"parameters  {network:,} in the network, {learned} in the process"
@@ -42,8 +44,7 @@ def start(experiment: Any, state: Any, workdir: Place, step: int) -> str:
         + (f", {beside:,} in its tables" if beside else ""),
         f"mesh        {axes} ({devices.size} of {jax.device_count()} "
         f"{devices.flat[0].platform} devices, {jax.process_count()} processes)",
-        f"batch       {train.batch_size} x {experiment.data.length} tokens, "
-        f"{train.microbatches} microbatches, {train.num_steps} steps",
+        f"batch       {batch}, {train.microbatches} microbatches, {train.num_steps} steps",
         f"memory      {held:,.1f} MiB on a device: parameters, optimizer"
         f"{', teacher' if state.teacher else ''}"
         f"{', the model that drew' if state.behaviour else ''} and moving average, "

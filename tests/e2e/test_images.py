@@ -34,6 +34,8 @@ def test_a_run_of_digits(digits):
     workdir, ended = digits
     assert "bits/dimension" in ended.out and "perplexity" not in ended.out
     assert "4 samples of 64 dimensions from step 6" in ended.out
+    assert "train: 1,437 images, " in ended.out and "8 images of 64 dimensions, " in ended.out
+    assert " images/s" in ended.out + ended.err and "tokens" not in ended.out
     (last,) = (
         row
         for row in map(json.loads, (workdir / "evaluations.jsonl").read_text().splitlines())
