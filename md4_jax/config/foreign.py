@@ -43,6 +43,16 @@ CONTRACTS = {
     "evals.*": ("every", "final", "needs_data", "run"),
 }  # fmt: skip
 
+# Methods that a class needs if it has the first one: an ability with half of them has no effect.
+ABILITIES = {
+    "sample": (
+        ("schedule", "per_round", "rounds"),
+        ("step_further", "left", "rounds", "finish"),
+        ("run_cached", "schedule", "is_cached", "positions_read"),
+        ("fill_cached", "filled_in", "is_cached", "positions_read"),
+    ),
+}
+
 
 def is_foreign(name: Any) -> bool:
     """Returns whether a name has the form package.module:attribute."""
@@ -114,6 +124,13 @@ def check_contract(kind: str, key: str, cls: type) -> None:
             f"{key}={cls.__module__}:{cls.__qualname__} has no {', '.join(missing)}, which a class "
             "in this section needs: see docs/extending.md"
         )
+    for first, *others in ABILITIES.get(kind, ()):
+        lacks = [word for word in others if word not in has]
+        if lacks and callable(getattr(cls, first, None)):
+            raise UserError(
+                f"{key}={cls.__module__}:{cls.__qualname__} is not complete: it has {first}, and "
+                f"no {', '.join(lacks)}, which belong together: see docs/extending.md"
+            )
     try:
         typing.get_type_hints(cls)
     except Exception as error:

@@ -70,5 +70,7 @@ class PathPlanning:
         # 0 times the logarithm of 0 is nan, and a token that stays must not be masked.
         score = jnp.where(jnp.isnan(score), 0.0, score)
         score = jnp.where(chain.prompt_mask, jnp.inf, score)
+        # Not `lowest`, by which the first position of a tie is hidden: with eta = 0 a mask of
+        # probability 1 has the same score, 0, as all earlier tokens.
         lowest_first = jnp.lexsort((~masks, score), axis=1)
         return jnp.argsort(lowest_first, axis=1) < left[:, None]

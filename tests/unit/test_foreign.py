@@ -139,6 +139,32 @@ def test_the_classes_of_the_package_have_what_those_of_others_must_have(kind):
             foreign.check_contract(kind, kind, cls)
 
 
+ORDER = ("schedule", "per_round", "rounds")
+FURTHER = ("step_further", "left", "rounds", "finish")
+
+
+@pytest.mark.parametrize(
+    ("has", "lacks", "words"),
+    [
+        (ORDER, "rounds", "it has schedule, and no rounds, "),
+        (ORDER, "per_round", "it has schedule, and no per_round, "),
+        (FURTHER, "left", "it has step_further, and no left, "),
+        (ORDER, "schedule", ""),
+    ],
+)
+def test_a_sampler_has_all_methods_of_an_ability_or_none(has, lacks, words):
+    """Without `rounds`, an order would be drawn anew in each step of the grid."""
+    own = {name: lambda self: None for name in (*has, "__call__") if name != lacks}
+    fields = dict(needs=None, level=None, transform=None)
+    cls = dataclasses.make_dataclass("Mine", [("own", int, 0)], namespace={**own, **fields})
+    if not words:
+        foreign.check_contract("sample", "sample.name", cls)
+        return
+    with pytest.raises(UserError, match=words) as caught:
+        foreign.check_contract("sample", "sample.name", cls)
+    assert "docs/extending.md" in str(caught.value)
+
+
 def test_every_section_with_a_name_has_a_contract():
     assert set(foreign.CONTRACTS) == set(schema.REGISTRIES)
 

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from extension.sampler import EvenFirst
 from scipy import stats
 
 from md4_jax.networks.transformer import Transformer
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.schedules import Cosine, Geometric, Linear
 from md4_jax.protocols import Denoiser
-from md4_jax.samplers import reveal
+from md4_jax.samplers import loop, reveal
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.chain import NEVER, RevealSchedule, rounds_of
 from md4_jax.samplers.eso import Eso
@@ -61,6 +62,27 @@ def test_the_rounds_of_a_step_are_the_most_that_a_text_takes(step, steps, most):
     chain = exact.chain_of(np.full((2000, L), MASK))
     draw = jax.jit(lambda keys: step.schedule(Masking(2), chain, uniform(steps), keys).round)
     assert np.max(draw(exact.keys_for(0, 2000))) + 1 == most == rounds_of(step, L, steps)
+
+
+def test_an_order_of_ones_own():
+    """The example of docs/extending.md, with a model whose odd tokens repeat the one before."""
+
+    def outputs(z, t):
+        before = jnp.roll(z, 1, axis=1)
+        return jnp.where((before < MASK)[..., None], 30.0 * jax.nn.one_hot(before, MASK), 0.0)
+
+    @jax.jit
+    def draw(keys):
+        return loop.sample(
+            Denoiser(outputs, lambda h: h), Masking(MASK), EvenFirst(),
+            grid=uniform(7), keys=keys, prompt=loop.no_prompt(64, L), trace=1,
+        )  # fmt: skip
+
+    chain, frames = draw(exact.keys_for(0, 64))
+    np.testing.assert_array_equal(chain.z[:, 1::2], chain.z[:, ::2])
+    assert len(np.unique(chain.z, axis=0)) > 6 and (chain.evaluations == 2).all()
+    masks = np.sum(frames.z[:, 0] == MASK, axis=1)
+    np.testing.assert_array_equal(masks, [L, L // 2, 0])
 
 
 def test_the_capacity_changes_no_token():
