@@ -12,7 +12,7 @@ from md4_jax.config import load as config
 from md4_jax.config.command import OF_A_RUN
 from md4_jax.config.evaluators import readers, sizes_of_all, unknown_evaluator, with_kinds
 from md4_jax.config.schema import options_from
-from md4_jax.config.starting import checked, experiment_of
+from md4_jax.config.starting import checked, experiment_of, planned
 from md4_jax.data import units
 from md4_jax.data.domains import keep_domain, stored_domain
 from md4_jax.data.mixtures import Corpus, corpus_of
@@ -135,8 +135,7 @@ def plan_mode(call: Call) -> int:
     """Compiles for a topology; prints bytes, FLOPs and collectives per chip, then as JSON."""
     asked = call.config
     devices = chips.devices_of(asked["plan"]["topology"])
-    domain = inputs.random_tokens(asked, "plan") or inputs.domain_and_source(asked, call.run)[0]
-    experiment = build.experiment(asked, domain, devices)
+    experiment = planned(asked, call.run, devices, call.others)
     made = plans.plan(experiment)
     chip = chips.CHIPS.get(devices[0].device_kind)
     _say(f"{call.command}\n{plans.table(made, chip)}")

@@ -1,11 +1,12 @@
 """Checks of a training run before anything is written."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from md4_jax.config import beginnings, build, inputs, runs
 from md4_jax.config import load as config
 from md4_jax.config.checks import check_training
+from md4_jax.config.judging import Foreign, with_guide
 from md4_jax.data.mixtures import Corpus, corpus_of
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import UserError
@@ -18,6 +19,20 @@ def experiment_of(asked: Mapping[str, Any], workdir: Place | None) -> tuple[Expe
     domain, source = inputs.domain_and_source(asked, workdir)
     experiment = build.experiment(asked, domain, workdir=workdir)
     return experiment, corpus_of(source, domain, experiment.data)
+
+
+def planned(
+    asked: Mapping[str, Any], run: Place | None, devices: Sequence[Any], others: Foreign | None
+) -> Experiment:
+    """Returns the experiment of a config on devices that need not exist, for --mode plan.
+
+    run: directory of the run with this stored config, if there is one. The classifier that guides
+    samples is read, except with plan.random_tokens
+    """
+    if domain := inputs.random_tokens(asked, "plan"):
+        return build.experiment(asked, domain, devices)
+    domain, _ = inputs.domain_and_source(asked, run)
+    return with_guide(build.experiment(asked, domain, devices), others)
 
 
 def checked(

@@ -123,12 +123,22 @@ def _sample(experiment: Experiment) -> Plan:
     read = positions_cached(experiment, params, length) or steps * length
     flops = sampler.calls * rows * read
     flops *= forward_flops(experiment, params["network"], length=length)
+    guide = experiment.guide
+    if guide is not None:
+        flops = math.nan  # the formula is of one network
+        params = guide._replace(params=_replicated(guide.params, experiment)).beside(params)
     arguments = (params, experiment.sampler_step, keys, prompt, told)
     window = _compiled(experiment, sampler.program, flops, *arguments, rounds=steps)
     received = {kind: (count * n, count * size) for kind, (n, size) in window.collectives.items()}
     return window._replace(
         flops=count * window.flops, moved=count * window.moved, collectives=received
     )
+
+
+def _replicated(arrays: Any, experiment: Experiment) -> Any:
+    """Returns the shapes of arrays that every device holds as a whole."""
+    whole = NamedSharding(experiment.mesh, P())
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), arrays)
 
 
 def _batch(experiment: Experiment, rows: int, changes: Mapping[str, Any] | None = None) -> Batch:

@@ -68,9 +68,8 @@ def sample_rows(experiment: Experiment) -> int:
     guide = experiment.guide
     if guide is not None and guide.network is None:
         raise UserError(
-            f"sample.classifier={guide.options.classifier} is a second network, which --mode plan "
-            "does not know, nor --mode bench with bench.random_tokens: leave it empty here. --mode "
-            "bench on the data of the run times samples with it"
+            f"sample.classifier={guide.options.classifier} was trained on other data than random "
+            "tokens: leave it empty here, or leave out bench.random_tokens and plan.random_tokens"
         )
     shards = batch_shards(experiment.mesh)
     return -(-experiment.sample.batch_size // shards) * shards

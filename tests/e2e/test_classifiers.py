@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 import runs
@@ -100,5 +101,15 @@ def test_it_guides_the_samples_of_a_model_without_classes(both, run, refused):
     told = json.loads(ended.out.strip().splitlines()[-1])["sample"]
     assert told["network_evaluations"] == 3 and told["model_gflop"] is None
     plan = ("--mode", "plan", "--topology=cpu:1", "--config.plan.parts=train,sample")
-    error = refused(*sample[:2], *plan, sample[-1], *flags("sample.label=3"))
-    assert f"sample.classifier={classifier} is a second network" in error
+    ended = run(*sample[:2], *plan, sample[-1], *flags("sample.label=3"))
+    assert ended.code == 0, ended
+    plain = run(*sample[:2], *plan)
+    guided, alone = (
+        json.loads(each.out.strip().splitlines()[-1])["sample"] for each in (ended, plain)
+    )
+    # Its parameters are arguments too, and the formula of FLOPs is of one network.
+    held = sum(x.nbytes for x in jax.tree.leaves(md4_jax.load(classifier).params["network"]))
+    assert guided["arguments"] >= alone["arguments"] + held and guided["flops"] is None
+    random = flags("sample.label=3", "plan.random_tokens=17")
+    error = refused("--config", "configs/digits.py", *plan, *flags(*OF_MODEL), sample[-1], *random)
+    assert "was trained on other data than random tokens" in error
