@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks import chosen
-from md4_jax.networks.blocks import Cache, KVCache, LeftToRight, Surroundings
+from md4_jax.networks.blocks import KVCache, LeftToRight, Surroundings
+from md4_jax.networks.cache import Cache
 from md4_jax.networks.context import checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.growing import with_edits, with_gaps

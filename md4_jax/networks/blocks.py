@@ -10,7 +10,6 @@ import numpy as np
 from md4_jax.networks.attention import Form, attend_masked, attend_where
 from md4_jax.networks.halves import halves_seen
 from md4_jax.networks.keys import for_queries
-from md4_jax.networks.past import Past
 from md4_jax.networks.rotary import TURNS, Turns, rotate
 from md4_jax.networks.splash import fits, splash
 from md4_jax.protocols import Array
@@ -134,15 +133,6 @@ class Surroundings(NamedTuple):
             for old, new in zip((self.keys, self.values), (keys, values), strict=True)
         )
         return Surroundings(*found, self.begin)
-
-
-Cache = KVCache | Surroundings | Past
-
-
-def layers_of(cache: Cache) -> dict[str, Array]:
-    """Returns the arrays of a cache that have an entry for each layer, by name."""
-    found = {name: getattr(cache, name, None) for name in ("keys", "values", "near")}
-    return {name: array for name, array in found.items() if array is not None}
 
 
 def attend_cached(

@@ -10,8 +10,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from md4_jax.networks.attention import Form, attend, attend_dropping, attend_near, rounding
-from md4_jax.networks.blocks import Cache, block_diffusion_attention, rotated_halves
+from md4_jax.networks.blocks import block_diffusion_attention, rotated_halves
 from md4_jax.networks.by_symbol import Symbols
+from md4_jax.networks.cache import Cache
 from md4_jax.networks.chosen import Chosen
 from md4_jax.networks.condition import activations, modulation
 from md4_jax.networks.dropout import folded, for_adapter, kept, scaled

@@ -8,8 +8,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.blocks import Cache, layers_of
 from md4_jax.networks.by_symbol import Symbols, symbols_of
+from md4_jax.networks.cache import Cache, layers_of
 from md4_jax.networks.chosen import is_mask
 from md4_jax.networks.condition import TIME_EMBEDDINGS, FinalModulation, TimeEmbedding, activations
 from md4_jax.networks.context import label_rows

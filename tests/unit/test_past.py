@@ -1,5 +1,7 @@
 """Sampling from left to right with keys and values kept: the draws of whole evaluations."""
 
+import inspect
+
 import exact
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,11 @@ import numpy as np
 import pytest
 from tiny_networks import random_parameters
 
+from md4_jax.networks.blocks import KVCache, Surroundings
+from md4_jax.networks.blocks import LeftToRight as LeftToRightCache
+from md4_jax.networks.cache import Cache
+from md4_jax.networks.ordered import RankedCache
+from md4_jax.networks.past import Past
 from md4_jax.networks.transformer import Transformer
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Prompt
@@ -91,6 +98,14 @@ def test_samples_and_their_paths_are_those_of_whole_evaluations(kind, grid):
     np.testing.assert_allclose(kept.confidence, whole.confidence, atol=1e-5)
     np.testing.assert_array_equal(path.z, others.z)
     np.testing.assert_allclose(path.confidence, others.confidence, atol=1e-5)
+
+
+@pytest.mark.parametrize("cls", [KVCache, LeftToRightCache, Surroundings, Past, RankedCache])
+def test_a_layer_calls_all_caches_alike(cls):
+    """Their `attend` has the parameters of the protocol."""
+    own, asked = (inspect.signature(each.attend) for each in (cls, Cache))
+    assert [*own.parameters.values()] == [*asked.parameters.values()]
+    assert {"keys", "values", "first", "append"} <= set(dir(cls))
 
 
 class Own:
