@@ -132,12 +132,7 @@ def attended(
 
 
 def asked_places(
-    length: int,
-    segments: Array | None,
-    index: Array | None,
-    cache: Cache | None,
-    *,
-    halved: bool,
+    length: int, segments: Array | None, index: Array | None, cache: Cache | None, *, halved: bool
 ) -> Array:
     """Returns the positions of a layer's queries in their documents: int32 [P] or [B, P].
 
