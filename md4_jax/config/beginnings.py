@@ -52,14 +52,16 @@ def _made(experiment: Experiment, say: Callable[[str], None]) -> Callable[[Param
     asked, taught = experiment.train.initial, experiment.objective.needs.teacher
     if taught and not asked:
         raise UserError(
-            f"objective.name={experiment.config['objective']['name']!r} learns from a teacher, a "
-            "model that is trained already: name its run by --config.train.initial=RUN. --mode "
-            "import --from FOLDER makes a run of a published model"
+            f"objective.name={experiment.config['objective']['name']!r} needs a teacher, which is "
+            "a model that is already trained: give its run by --config.train.initial=RUN. To use "
+            "a published model as the teacher, first make a run of it by --mode import --from "
+            "FOLDER"
         )
     if not asked:
         raise UserError(
-            "network.lora_rank adapts a model that is trained already: name its run by "
-            "--config.train.initial=RUN, or make this run of it by --mode import --from FOLDER"
+            "network.lora_rank trains adapters of a model that is already trained: give its run "
+            "by --config.train.initial=RUN, or start this run from a published model by --mode "
+            "import --from FOLDER"
         )
     other, directory = other_run(experiment, "train.initial", asked, PUBLISHED)
     if taught:
@@ -69,7 +71,8 @@ def _made(experiment: Experiment, say: Callable[[str], None]) -> Callable[[Param
     new = {path for path in own.keys() - its.keys() if is_adapter(experiment.network, path)}
     if {path: shape for path, shape in own.items() if path not in new} != its:
         raise UserError(
-            f"train.initial={asked} has another network: {_difference(experiment, other)}"
+            f"train.initial={asked} has a network with other parameters than this run:  "
+            f"{_difference(experiment, other)}"
         )
     changed = _changed(experiment, other)
 
@@ -94,12 +97,14 @@ def _changed(experiment: Experiment, other: Experiment) -> str:
     For a teacher no key may differ, because its parameters are used without further training.
     """
     found = differing(experiment, other)
-    said = ", ".join(f"network.{key}={its!r} there and {own!r} here" for key, own, its in found)
+    said = ", ".join(
+        f"network.{key}={its!r} in that run and {own!r} in this one" for key, own, its in found
+    )
     relearned = () if experiment.objective.needs.teacher else RELEARNED
     if {key for key, _, _ in found} - set(relearned):
         raise UserError(
-            f"train.initial={experiment.train.initial} has another network, whose parameters mean "
-            f"something else: {said}"
+            f"train.initial={experiment.train.initial} has a network with parameters of the same "
+            f"shapes but another meaning: {said}. Set the keys to the values of that run"
         )
     return f", whose network had {said}" if found else ""
 
@@ -109,9 +114,10 @@ def _check_teacher(experiment: Experiment, teacher: Experiment) -> None:
     if experiment.process == teacher.process:
         return
     raise UserError(
-        f"train.initial={experiment.train.initial} cannot be the teacher of objective.name="
-        f"{experiment.config['objective']['name']!r}: it was trained with other noise, "
-        f"{_keys('process', experiment, teacher)}. Give this run the noise of its teacher"
+        f"train.initial={experiment.train.initial} cannot be the teacher of "
+        f"objective.name={experiment.config['objective']['name']!r}: it was trained with another "
+        f"process: {_keys('process', experiment, teacher)}. Set the keys to the values of the "
+        "teacher"
     )
 
 
@@ -125,12 +131,14 @@ def _difference(experiment: Experiment, other: Experiment) -> str:
         return said
     shapes = [_shapes(abstract_params(e)["network"]) for e in (experiment, other)]
     name = min(set(shapes[0].items()) ^ set(shapes[1].items()))[0]
-    return f"{name} is {shapes[1].get(name)} there and {shapes[0].get(name)} here"
+    return f"{name} is {shapes[1].get(name)} in that run and {shapes[0].get(name)} in this one"
 
 
 def _keys(section: str, experiment: Experiment, other: Experiment) -> str:
     """Lists the keys of a config section that differ, with both values; '' if none."""
     own, its = (dict(config.flatten(e.config[section])) for e in (experiment, other))
     keys = [key for key in sorted({**own, **its}) if own.get(key) != its.get(key)]
-    said = [f"{section}.{k}={its.get(k)!r} there and {own.get(k)!r} here" for k in keys]
+    said = [
+        f"{section}.{k}={its.get(k)!r} in that run and {own.get(k)!r} in this one" for k in keys
+    ]
     return ", ".join(said)

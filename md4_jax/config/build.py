@@ -140,7 +140,10 @@ def _transform(section: dict[str, Any], domain: Domain) -> Transform:
         return transform
     excluded = _entries("exclude", exclude, domain, "names entries of a vocabulary")
     if len(set(excluded)) == domain.vocab_size:
-        raise UserError(f"sample.exclude={exclude!r} leaves no symbol that may be drawn")
+        raise UserError(
+            f"sample.exclude={exclude!r} excludes all symbols of the vocabulary, so that none can "
+            "be drawn"
+        )
     return dataclasses.replace(transform, excluded=excluded)
 
 
@@ -197,8 +200,8 @@ def _optimal(
     block = sample.block or getattr(objective, "block", 0)
     if block or not isinstance(process, RevealsMasks):
         raise UserError(
-            "sample.grid='optimal' is for masks in a whole text: it needs process.name='masking', "
-            f"and no blocks, which have {block} tokens here"
+            "sample.grid='optimal' needs process.name='masking' and a block size of 0. This run "
+            f"has the process {process} and a block size of {block}"
         )
     length = sample.length or data.length
     window = min(length, data.length) if sample.stride else length

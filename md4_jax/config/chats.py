@@ -45,9 +45,9 @@ def _check_same(config: Mapping[str, Any], workdir: Place, kept: Chat) -> None:
     found = named(config["data"])
     if (found.template, found.tokens) != (kept.template, kept.tokens):
         raise UserError(
-            f"data.chat_template={asked} is another chat template than the one of {workdir}, which "
-            f"{FILE} keeps, and a run goes on with its own: leave the key out, or take another "
-            "--workdir"
+            f"data.chat_template={asked} differs from the chat template in {workdir / FILE}, with "
+            "which the run began. A run keeps its template: leave data.chat_template out, or use "
+            "another --workdir"
         )
 
 
@@ -57,15 +57,15 @@ def named(section: Mapping[str, Any]) -> Chat:
     if not asked:
         raise UserError(
             f"data.messages_key={section['messages_key']!r} needs a chat template, and the folder "
-            f"of the tokenizer has none ({TEMPLATE}, or chat_template in {TOKENS}): set "
-            "data.chat_template to a folder that has one, or to a file in Jinja"
+            f"of the tokenizer has none (neither {TEMPLATE} nor chat_template in {TOKENS}): set "
+            "data.chat_template to a folder that has one, or to a Jinja file"
         )
     path = place(asked, "data.chat_template")
     found = Chat.of_path(path) if exists(path) else None
     if found is None:
         raise UserError(
-            f"data.chat_template={asked}: there is no chat template; it is a folder with "
-            f"{TEMPLATE}, or with chat_template in {TOKENS}, or a file in Jinja"
+            f"data.chat_template={asked} was not found or contains no chat template: it must be a "
+            f"Jinja file, or a folder with {TEMPLATE} or with chat_template in {TOKENS}"
         )
     return found
 

@@ -56,8 +56,8 @@ def _check_clock(experiment: Experiment) -> None:
     """Raises UserError for a learning rate by elapsed time if the run has no time limit."""
     if experiment.learning_rate.follows_seconds and not experiment.train.seconds:
         raise UserError(
-            "optim.clock='seconds' needs train.seconds, the budget that the learning rate follows: "
-            "--config.train.seconds=600"
+            "optim.clock='seconds' needs train.seconds, the time limit that the learning rate "
+            "follows: set it, for example, by --config.train.seconds=600"
         )
 
 
@@ -83,8 +83,9 @@ def _check_documents(experiment: Experiment) -> None:
     said = next((key for key, is_so in alone.items() if is_so), "")
     if experiment.data.separate_documents and said:
         raise UserError(
-            f"data.separate_documents=True packs documents, and with {said} each is a "
-            "text of its own: set data.windows='documents' and data.separate_documents=False"
+            "data.separate_documents=True packs several documents into one sequence, but with "
+            f"{said} each sequence must be one text: set data.windows='documents' and "
+            "data.separate_documents=False"
         )
 
 
@@ -96,8 +97,8 @@ def _check_log(experiment: Experiment) -> None:
     steps, num_steps = list(experiment.log.profile), experiment.train.num_steps
     if steps and (len(steps) != 2 or not 1 <= steps[0] <= steps[1] <= num_steps):
         raise UserError(
-            f"log.profile={steps} must be the first and the last step of a trace, such as 10,12, "
-            f"up to train.num_steps={num_steps}"
+            f"log.profile={steps} must be the first and the last step to profile, such as 10,12, "
+            f"and the last must be at most train.num_steps={num_steps}"
         )
 
 
@@ -115,8 +116,8 @@ def _check_size(name: str, sequences: int, key: str, length: int) -> None:
     """Raises UserError for a batch with more tokens than an int32 can count."""
     if sequences * length >= 2**31:
         raise UserError(
-            f"{name}.batch_size={sequences} times {key}={length} must be below {2**31}: no device "
-            "holds more tokens at once"
+            f"{name}.batch_size={sequences} times {key}={length} is {sequences * length} tokens, "
+            f"and must be below {2**31} = 2^31: reduce the batch size"
         )
 
 
@@ -134,8 +135,8 @@ def _check_positions(experiment: Experiment) -> None:
     for key, length in asked.items():
         if network.get("positions", 0) and length > most:
             raise UserError(
-                f"{key}={length} must be at most {most}: with network.positions="
-                f"{network['positions']} only so many positions of a text have a vector"
+                f"{key}={length} must be at most {most}: network.positions={network['positions']} "
+                "learns a vector for only so many positions"
             )
 
 
@@ -148,8 +149,8 @@ def _check_classes(experiment: Experiment) -> None:
     if not labels:
         raise UserError(
             f"network.classes={classes} needs data with labels, such as data.name='text' with "
-            "data.label_key, or images with data.labels=True; this data has none: set "
-            "network.classes=0"
+            "data.label_key, or images with data.labels=True, but the data of this run have "
+            "none: set network.classes=0"
         )
     names = ", ".join(map(repr, labels[:20])) + (", ..." if len(labels) > 20 else "")
     raise UserError(
@@ -192,8 +193,8 @@ def _check_bound(experiment: Experiment, evaluation: str, evaluator: Any) -> Non
     if not evaluator.objective.is_bound(experiment.process):
         raise UserError(
             f"{key}.objective.name={name!r} is not a bound of -log p with this process "
-            f"({experiment.process}), so it cannot be reported as a likelihood; any_order "
-            "with weight_power=1 is a bound for every schedule"
+            f"({experiment.process}), so it cannot be reported as a likelihood. "
+            "objective.name='any_order' with weight_power=1 is a bound for every schedule"
         )
 
 
@@ -226,8 +227,9 @@ def _check_tables(experiment: Experiment) -> None:
     asked = f"network.tables={experiment.config['network']['tables']}"
     if not isinstance(experiment.process, RevealsMasks | RevealsBySymbol):
         raise UserError(
-            f"{asked} needs masks, not process.name={experiment.config['process']['name']!r}: with "
-            "other noise a table cannot know which neighbours are right. Set network.tables=0"
+            f"{asked} needs masks, not process.name={experiment.config['process']['name']!r}: "
+            "with other noise a table cannot tell which neighbours are still correct. Set "
+            "network.tables=0"
         )
     if experiment.network.causal:
         raise UserError(
@@ -245,8 +247,8 @@ def check_training(experiment: Experiment, kept: Mapping[str, Any] | None = None
     if experiment.network.companion is not None and experiment.data.windows == "every":
         raise UserError(
             f"network.tables={experiment.config['network']['tables']} needs data.windows='grid', "
-            "not 'every': windows that overlap would be predicted with counts of their own text. "
-            "Change one of them"
+            "not 'every': with overlapping windows a text would be predicted from counts that "
+            "include itself. Change one of the two keys"
         )
     check_preferences(experiment)
     check_policy(experiment, kept)
@@ -257,8 +259,8 @@ def _check_names(experiment: Experiment, kept: Mapping[str, Any] | None) -> None
     """Raises UserError for a new evaluator with the name that trackers use for the loss."""
     if "train" in experiment.evals and "train" not in (kept or {}).get("evals", {}):
         raise UserError(
-            "evals.train: TensorBoard and W&B show the numbers of the training loss as train/...: "
-            "give the evaluator another name, such as evals.train_split"
+            "evals.train is not allowed as the name of an evaluator, because TensorBoard and W&B "
+            "show the training loss as train/...: choose another name, such as evals.train_split"
         )
 
 
@@ -277,6 +279,7 @@ def _check_grid(experiment: Experiment) -> None:
     own, sample = experiment.process.timesteps, experiment.sample
     if own is not None and (sample.steps, sample.grid) != (own, "uniform"):
         raise UserError(
-            f"sample.steps={sample.steps} and sample.grid={sample.grid!r} must be {own} and "
-            f"'uniform': the process has process.timesteps={own} steps and a matrix for each"
+            f"sample.steps={sample.steps} must be {own} and sample.grid={sample.grid!r} must be "
+            f"'uniform', because the process has process.timesteps={own} steps with one "
+            "transition matrix each"
         )

@@ -61,8 +61,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         # An empty path would mean the current directory.
         if getattr(flags, name) == "":
             raise UserError(
-                f"--{name} is empty, as a shell variable is that was not set: give a value, or "
-                f"leave --{name} out"
+                f"--{name} is empty, perhaps because a shell variable is not set: give a value, "
+                f"or leave --{name} out"
             )
     _check_mode(flags, assignments)
     _check_source(flags)
@@ -85,8 +85,9 @@ def _check_mode(flags: argparse.Namespace, assignments: Mapping[str, str]) -> No
             raise UserError(f"{given} is for --mode {mode}, not --mode {flags.mode}")
     if (flags.workdir or "").startswith("hf:"):
         raise UserError(
-            f"--workdir={flags.workdir} must be a folder: md4_jax import {flags.workdir} --workdir "
-            f"DIR makes a run of the published model, and md4_jax serve {flags.workdir} shows it"
+            f"--workdir={flags.workdir} must be a folder: md4_jax import {flags.workdir} "
+            f"--workdir DIR makes a run of the published model, and md4_jax serve {flags.workdir} "
+            "serves it on a web page"
         )
     if flags.mode == "ls" and (flags.config or assignments):
         given = f"--config={flags.config}" if flags.config else f"--config.{min(assignments)}"
@@ -113,8 +114,8 @@ def _check_source(flags: argparse.Namespace) -> None:
     """Raises UserError if --from is missing, or given to a mode that does not accept it."""
     if flags.adapters and not (flags.source and flags.mode in ("import", "serve")):
         raise UserError(
-            f"--adapters={flags.adapters} is for --mode import and --mode serve, and goes on the "
-            "published model that --from FOLDER names"
+            f"--adapters={flags.adapters} is for --mode import and --mode serve, and needs --from "
+            "FOLDER, the published model to which the adapters belong"
         )
     if flags.mode == "serve":
         if bool(flags.source) == bool(flags.workdir) or flags.config or flags.distributed:
@@ -184,7 +185,10 @@ def _refuse(parser: argparse.ArgumentParser, given: argparse.Namespace, others: 
         name, equals, value = argument.partition("=")
         key = re.sub("^-*", "", name)
         if name in MODES:
-            raise UserError(f"unknown argument {name}: a mode comes first, or as --mode {name}")
+            raise UserError(
+                f"unknown argument {name}: the mode must be the first argument, or be given as "
+                f"--mode {name}"
+            )
         if Path(name).suffix == ".py":
             raise UserError(f"unknown argument {name}: did you mean --config {name}?")
         if near := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
@@ -205,13 +209,16 @@ def _refuse(parser: argparse.ArgumentParser, given: argparse.Namespace, others: 
 def _with_mode(place: str, config: str | None) -> str:
     """Describes how to give a run, or a published model, to a mode."""
     if config:
-        return f"for the directory of the run type --workdir {place}"
+        return f"to name the directory of a run type --workdir {place}"
     if place.startswith("hf:"):
-        return f"a mode comes first: md4_jax serve {place}, or md4_jax import {place} --workdir DIR"
+        return (
+            f"the mode must be the first argument: type md4_jax serve {place}, or md4_jax import "
+            f"{place} --workdir DIR"
+        )
     modes = "train, eval, bench, plan, prepare, audit or serve"
     return (
-        f"a mode comes first. For samples of the run in that directory type md4_jax sample "
-        f"{place}; in place of sample also {modes}"
+        "the mode must be the first argument. To draw samples from the run in that directory "
+        f"type md4_jax sample {place}. The other modes are {modes}"
     )
 
 

@@ -57,7 +57,10 @@ def with_kinds(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any
 def unknown_evaluator(name: str, there: list[str]) -> UserError:
     """Makes the error for a name that is neither an evaluator of the config nor a known kind."""
     error = unknown("evaluator in --evals", name, list({*there, *EVALUATORS}))
-    return UserError(f"{error}. Those of the config are {', '.join(there)}, the others are kinds")
+    return UserError(
+        f"{error}. The evaluators of the config are {', '.join(there)}. The other names are kinds "
+        "of evaluators"
+    )
 
 
 def _evaluator(
@@ -150,8 +153,8 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
     if is_bound:
         return objective
     raise UserError(
-        f"{path}.objective.name='auto' finds no bound of -log p for this process ({process}): name "
-        f"an objective that is a bound, or remove {path}"
+        f"{path}.objective.name='auto' found no objective that is a bound of -log p with this "
+        f"process ({process}): set {path}.objective.name to one, or remove {path}"
     )
 
 

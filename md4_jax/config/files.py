@@ -55,7 +55,10 @@ def load(path: str) -> dict[str, Any]:
         said = _of_config(error) or f"{type(error).__name__}: {error}"
         raise UserError(f"--config {path}{_line(file, error)}: {said}") from error
     if not isinstance(config, ConfigDict):
-        raise UserError(f"--config {path}: get_config() must return an ml_collections.ConfigDict")
+        raise UserError(
+            f"--config {path}: get_config() must return an ml_collections.ConfigDict, not "
+            f"{type(config).__name__}"
+        )
     return config.to_dict()
 
 

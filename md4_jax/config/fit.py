@@ -53,8 +53,8 @@ def check_fit(experiment: Experiment, part: Component) -> None:
     _check_blocks(experiment, part)
     if needs.mixtures and not network.mixtures:
         raise UserError(
-            f"{said} needs network.name='transformer' and network.tables=0: it shows the network "
-            "mixtures of symbols"
+            f"{said} needs network.name='transformer' and network.tables=0, because the inputs of "
+            "the network are mixtures of symbols"
         )
     if needs.swapped and not network.swapped:
         raise UserError(
@@ -108,8 +108,8 @@ def _check_blocks(experiment: Experiment, part: Component) -> None:
         own = hasattr(part.value, "block")
         fits = f"set {part.key}.block above 0" if own else f"take {part.key}.name='block'"
         raise UserError(
-            f"{said} shows the network whole texts, and the encoder of network.name="
-            f"{section['name']!r} reads the blocks before a noisy one: {fits}"
+            f"{said} gives the network whole texts, but the encoder of "
+            f"network.name={section['name']!r} reads the clean blocks before a noisy one: {fits}"
         )
 
 
@@ -138,12 +138,12 @@ def check_order(experiment: Experiment, part: Component) -> None:
     fits = "'eso'" if part.key == "sample" else "'eso_orders' or 'auto'"
     if trained:
         raise UserError(
-            f"{said} shows the network whole texts, and objective.name={own!r} trains it on tokens "
-            f"in an order: take {part.key}.name={fits}"
+            f"{said} evaluates the network on whole texts, but objective.name={own!r} trains it "
+            f"on tokens in a random order: set {part.key}.name={fits}"
         )
     raise UserError(
-        f"{said} shows the network tokens in an order, and objective.name={own!r} trains it on "
-        "whole texts: train with objective.name='eso'"
+        f"{said} evaluates the network on tokens in a random order, but objective.name={own!r} "
+        "trains it on whole texts: train with objective.name='eso'"
     )
 
 
@@ -156,16 +156,17 @@ def _check_resizing(experiment: Experiment, part: Component) -> None:
     if not part.value.needs.hides:
         if part.key == "sample" and isinstance(experiment.process, ResizesMasks):
             raise UserError(
-                f"{said} would draw the symbols that change the length of a text: process.name="
-                f"{experiment.config['process']['name']!r} needs sample.name='resize'"
+                f"{said} would draw the symbols that change the length of a text as if they were "
+                f"tokens: process.name={experiment.config['process']['name']!r} needs "
+                "sample.name='resize'"
             )
         return
     if not (network.hides and network.time_free):
         raise UserError(
             f"{said} needs network.name='transformer' or 'modernbert', with "
             "network.time_conditioning=False, network.causal=False, network.tables=0 and "
-            "network.gaps=False: padding behind a text is hidden, and how long the text will be, "
-            "and with it the time, is not known"
+            "network.gaps=False: the network does not attend to the padding after a text, and "
+            "the final length of the text is unknown, so that the time is unknown too"
         )
 
 
@@ -174,8 +175,8 @@ def check_whole(experiment: Experiment, said: str, leave: str) -> None:
     block = sample_block(experiment)
     if block and not experiment.sample.block:
         raise UserError(
-            f"{said} is for samples that are drawn as a whole, and this model was trained in "
-            f"blocks (objective.block={block}): leave {leave}"
+            f"{said} needs samples that are drawn as a whole, but this model was trained on "
+            f"blocks (objective.block={block}): set {leave}"
         )
 
 
@@ -183,7 +184,7 @@ def whole_blocks(network: Mapping[str, Any]) -> str:
     """Returns the config changes that a network block by block needs, with the reason."""
     wrong = [key for key, fits in BLOCKWISE.items() if network.get(key, fits) != fits]
     if not wrong:
-        return "a network that works block by block, such as network.name='transformer'"
+        return "a network that can work block by block, such as network.name='transformer'"
     asked = [f"network.{key}={BLOCKWISE[key]}, not {network[key]}" for key in wrong]
     return f"{' and '.join(asked)}: {', and '.join(REASONS[key] for key in wrong)}"
 
@@ -194,8 +195,8 @@ def in_order(network: Mapping[str, Any]) -> str:
     wrong = [key for key, fits in fitting.items() if (network.get(key) or fits) != fits]
     asked = [f"network.{key}={fitting[key]!r}, not {network[key]!r}" for key in wrong]
     return (
-        f"{' and '.join(asked or ['network.name=transformer'])}: the network reads tokens in an "
-        "order of their own and is told no time (or process.conditioning='zero')"
+        f"{' and '.join(asked or ['network.name=transformer'])}: the network reads tokens in any "
+        "order and has no time input (or has process.conditioning='zero')"
     )
 
 

@@ -77,8 +77,8 @@ def load(name: str) -> type:
     package = module_name.partition(".")[0]
     if not {name, package} & _allowed:
         raise NotTrusted(
-            f"{name!r} is named by the files of a run, and importing it runs its code: add "
-            f"--trust {package} if you trust that package"
+            f"{name!r} is named in the config of a run, and importing it runs code of the package "
+            f"{package}: add --trust {package} if you trust it"
         )
     if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", name):
         raise UserError(f"{name!r} is not of the form package.module:attribute")
@@ -90,8 +90,7 @@ def load(name: str) -> type:
         found = getattr(found, part)
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
         raise UserError(
-            f"{name} is not a class of options: it must be a dataclass whose fields are the keys "
-            "of its section"
+            f"{name} must be a dataclass that has one field for each key of its section"
         )
     return found
 
@@ -102,15 +101,15 @@ def _module(name: str, module_name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise UserError(
-                f"{name}: {module_name} imports {error.name}, which is not there"
+                f"{name}: {module_name} imports {error.name}, which is not installed"
             ) from error
         raise UserError(
-            f"{name}: there is no module {error.name!r} where Python looks: install it, or start "
-            "from the directory that holds it, or set PYTHONPATH"
+            f"{name}: Python does not find the module {error.name!r}: install it, start in the "
+            "directory that contains it, or set PYTHONPATH"
         ) from error
     except Exception as error:
         raise UserError(
-            f"{name}: importing {module_name} fails: {type(error).__name__}: {error}"
+            f"{name}: importing {module_name} failed: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -121,8 +120,9 @@ def check_contract(kind: str, key: str, cls: type) -> None:
     missing = [word for word in CONTRACTS[kind] if word not in has]
     if missing:
         raise UserError(
-            f"{key}={cls.__module__}:{cls.__qualname__} has no {', '.join(missing)}, which a class "
-            "in this section needs: see docs/extending.md"
+            f"{key}={cls.__module__}:{cls.__qualname__} lacks the attributes "
+            f"{', '.join(missing)}, which every class of this section must have: see "
+            "docs/extending.md"
         )
     for first, *others in ABILITIES.get(kind, ()):
         lacks = [word for word in others if word not in has]

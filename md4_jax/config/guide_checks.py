@@ -1,10 +1,10 @@
-"""Checks of classifiers and of classifier guidance."""
+"""Checks of classifiers and of guidance: by a classifier, a label or a prompt."""
 
 from md4_jax.config.fit import check_whole
 from md4_jax.evals import EVALUATORS
 from md4_jax.evals.classification import Classification
 from md4_jax.evals.ngrams import NGramModels
-from md4_jax.experiment import Experiment, clean_prompts
+from md4_jax.experiment import Experiment, clean_prompts, drawn_classes
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import UserError
 from md4_jax.samplers.ancestral import Ancestral
@@ -25,14 +25,15 @@ def check_classifier(experiment: Experiment) -> None:
         if kind and not isinstance(evaluator, Classification | NGramModels):
             raise UserError(
                 f"evals.{name}.name={kind!r} needs a network that predicts tokens, not "
-                f"network.name={experiment.config['network']['name']!r}: take "
-                f"evals.{name}.name='classification', or leave evals.{name} out"
+                f"network.name={experiment.config['network']['name']!r}: set "
+                f"evals.{name}.name='classification', or remove evals.{name}"
             )
     if experiment.network.time_free and not isinstance(experiment.process, RevealsMasks):
         raise UserError(
             "objective.name='classifier' needs network.time_conditioning=True with "
-            f"process.name={experiment.config['process']['name']!r}: how sure a class is depends "
-            "on how noisy the sequence is, which only masks show"
+            f"process.name={experiment.config['process']['name']!r}: the probability of a class "
+            "depends on the amount of noise, which the network can see from the sequence only if "
+            "the noise consists of masks"
         )
 
 
@@ -43,31 +44,39 @@ def check_guide(experiment: Experiment) -> None:
         return
     said, sections = f"sample.classifier={guide.options.classifier}", experiment.config
     if guide.label < 0:
-        raise UserError(f"{said} guides samples to a class: set sample.label to its number, from 0")
+        raise UserError(
+            f"{said} guides samples towards a class: set sample.label to the number of the class, "
+            "counted from 0"
+        )
     name = sections["sample"]["name"]
     if not isinstance(experiment.sampler_step, GUIDED):
         raise UserError(
-            f"{said} cannot guide sample.name={name!r}: take ancestral, tweedie, euler, "
+            f"{said} cannot guide sample.name={name!r}: use ancestral, tweedie, euler, "
             "tau_leaping or, with masks, first_hitting or any_order"
         )
     if clean_prompts(sections["data"]) and not experiment.process.shows_clean:
         raise UserError(
-            f"{said} would see noise where this model was trained on clean prompts "
-            "(data.prompt_key or data.messages_key): leave sample.classifier empty"
+            f"{said} was trained on texts with noise everywhere, but this model has clean prompts "
+            "(data.prompt_key or data.messages_key): set sample.classifier=''"
         )
     check_whole(experiment, said, "sample.classifier empty")
     refused = (
         ("network.gaps", experiment.network.gaps, False, "a classifier reads texts of one length"),
         ("sample.block", options.block, 0, "a classifier reads whole texts"),
         ("sample.stride", options.stride, 0, "a classifier reads whole texts"),
-        ("sample.guidance", options.guidance, 1.0, "samples are guided in one way at a time"),
-        ("sample.reward.name", _reward(experiment), "none", "samples are guided in one way"),
+        ("sample.guidance", options.guidance, 1.0, "only one kind of guidance can be used"),
+        (
+            "sample.reward.name",
+            _reward(experiment),
+            "none",
+            "only one kind of guidance can be used",
+        ),
     )
     for key, value, fits, why in refused:
         if value != fits:
             raise UserError(
-                f"{said} is not for {key}={value}: {why}. Leave {key}={fits}, or sample.classifier "
-                "empty"
+                f"{said} cannot be combined with {key}={value}: {why}. Set {key}={fits}, or "
+                "sample.classifier=''"
             )
 
 
@@ -76,3 +85,54 @@ def _reward(experiment: Experiment) -> str:
     if experiment.steering is None and experiment.rewarded is None:
         return "none"
     return experiment.config["sample"]["reward"]["name"]
+
+
+def check_guidance(experiment: Experiment) -> None:
+    """Raises UserError if guidance lacks a condition, or an unconditional prediction."""
+    options, transform = experiment.sample, experiment.sampler_step.transform
+    said = f"sample.guidance={options.guidance}"
+    if options.guidance == 1.0:
+        return
+    if drawn_classes(experiment):
+        raise UserError(
+            f"{said} also needs the prediction without a label, which a network learns only if it "
+            "is trained with network.label_dropout above 0, such as 0.1. This one was trained "
+            "with 0.0"
+        )
+    if options.label < 0:
+        _check_guiding_prompt(experiment, said)
+        return
+    if not experiment.process.shows_clean and (transform.top_k, transform.top_p) != (0, 1.0):
+        raise UserError(
+            f"{said} with noise other than masks combines the probabilities of all symbols: set "
+            f"sample.top_k=0 and sample.top_p=1.0, not {transform.top_k} and {transform.top_p}"
+        )
+
+
+def _check_guiding_prompt(experiment: Experiment, said: str) -> None:
+    """Raises UserError if samples without a label cannot be guided by a prompt."""
+    options = experiment.sample
+    if not (experiment.prompt.is_given or experiment.prompted):
+        raise UserError(
+            f"{said} steers samples towards a class or a prompt: set sample.label to one of the "
+            "classes of a network with network.classes, or sample.prompt, suffix or template, or "
+            "set sample.guidance=1.0"
+        )
+    if not isinstance(experiment.process, RevealsMasks):
+        raise UserError(
+            f"{said} towards a prompt also predicts with the prompt replaced by masks: it needs "
+            f"process.name='masking', not {experiment.config['process']['name']!r}"
+        )
+    if experiment.sampler_step.needs.ordered:
+        raise UserError(
+            f"{said} towards a prompt also predicts with the prompt replaced by masks, but "
+            f"sample.name={experiment.config['sample']['name']!r} always reads the prompt first: "
+            "set sample.guidance=1.0"
+        )
+    check_whole(experiment, f"{said} towards a prompt", "sample.guidance=1.0")
+    for key, value in (("block", options.block), ("stride", options.stride)):
+        if value:
+            raise UserError(
+                f"{said} towards a prompt needs samples that are drawn as a whole: set "
+                f"sample.{key}=0, not {value}, or sample.guidance=1.0"
+            )

@@ -126,8 +126,9 @@ def _source(section: Mapping[str, Any], chat: Chat | None) -> Any:
     if getattr(source, "messages_key", ""):
         if rules:
             raise UserError(
-                f"data.detokenise={rules!r} is for texts that were split into tokens, and "
-                f"data.messages_key={source.messages_key!r} names conversations: take one of them"
+                f"data.detokenise={rules!r} is for texts that were split into words and "
+                "punctuation, not for the conversations of "
+                f"data.messages_key={source.messages_key!r}: remove one of the two keys"
             )
         form = chat or chats.named(section)
         return Conversations(source, form, options_from(DataOptions, section).turns)
@@ -146,9 +147,9 @@ def as_before(kept: Mapping[str, Any] | None, workdir: Place) -> Iterator[None]:
         if kept is None:
             raise
         raise UserError(
-            f"{error}\nThe run in {workdir} could read its data when it began. If they have "
-            "changed since then, put them back as they were to resume. To train on the new data "
-            "take another --workdir"
+            f"{error}\nThe run in {workdir} could read its data when it began. If the data have "
+            "changed since then, restore them to resume the run. To train on the new data use "
+            "another --workdir"
         ) from error
 
 
@@ -173,7 +174,13 @@ def warnings(corpus: Corpus) -> tuple[str, ...]:
     found = corpus.warnings
     if corpus.domain.vocab_size > 1:
         return found
-    return (*found, "the data have a single symbol, so there is nothing to learn: all bits are 0")
+    return (
+        *found,
+        (
+            "the data have only one distinct symbol, so there is nothing to learn: all results in "
+            "bits are 0"
+        ),
+    )
 
 
 def check_files(section: Mapping[str, Any], chat: Chat | None) -> None:

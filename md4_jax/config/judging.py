@@ -40,7 +40,7 @@ def judge_of(experiment: Experiment) -> Judge | None:
     reported(experiment)
     if asked == "self":
         return lambda params: (experiment, params)
-    hint = "; 'self' is the run that samples"
+    hint = "; 'self' stands for the run that is sampled"
     judge, directory = other_run(experiment, "sample.judge", asked, hint)
     _check_classes(experiment, judge)
     check_checkpoint(judge, directory)
@@ -53,14 +53,14 @@ def _check_classes(experiment: Experiment, judge: Experiment) -> None:
     own, its = (e.config["network"].get("classes", 0) for e in (experiment, judge))
     if (label >= 0 or drawn_classes(experiment)) and its not in (0, own):
         raise UserError(
-            f"sample.judge={judge_name} has network.classes={its} and this run {own}, so that the "
-            "class of a sample is another one for it: take a judge with the same classes or with "
-            "none"
+            f"sample.judge={judge_name} was trained with network.classes={its}, but this run has "
+            f"network.classes={own}, so that a class has another meaning for the judge: use a "
+            "judge with the same classes or with none"
         )
     if label < 0 and drawn_classes(judge) and not drawn_classes(experiment):
         raise UserError(
             f"sample.judge={judge_name} was trained with network.label_dropout=0 and cannot judge "
-            "texts without a class: take another judge" + (", or set sample.label" if own else "")
+            "texts without a class: use another judge" + (", or set sample.label" if own else "")
         )
 
 
@@ -107,6 +107,6 @@ def says_causal(key: str, asked: str, section: Mapping[str, Any]) -> bool:
     if section.get("classes", 0) and not section.get("label_dropout", 0.0):
         raise UserError(
             f"{key}={asked} was trained with network.classes={section['classes']} and "
-            "network.label_dropout=0, and cannot judge texts without a class: take another judge"
+            "network.label_dropout=0, and cannot judge texts without a class: use another judge"
         )
     return bool(section.get("causal", section.get("name") not in NETWORKS))

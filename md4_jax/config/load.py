@@ -221,16 +221,16 @@ def missing(workdir: paths.Place | None) -> UserError:
                 f"--config.eval.checkpoint={step}"
             )
     return UserError(
-        f"there is no --config and {where}: give --config FILE, one of configs/, to start a "
-        "run, or the --workdir of a run, whose config is then used"
+        f"there is no --config and {where}: give --config FILE, such as a file of configs/, to "
+        "start a run, or the --workdir of a run to use its config"
     )
 
 
 def _of_empty(file: paths.Place, may_be_empty: bool) -> None:
     if not may_be_empty:
         raise UserError(
-            f"{file} is empty, as a machine that loses power can leave a file. Start the command "
-            "that trained the run again, with its --config: it writes the file again"
+            f"{file} is empty, perhaps after a power failure. Repeat the command that trained the "
+            "run, with its --config: it writes the file again"
         )
     print(f"warning: {file} was empty; it is written again from --config", flush=True)
 
@@ -268,14 +268,15 @@ def check_same(
         for key in differing
     ]
     steps = (
-        f"\nThe learning rate (optim.decay={before.get('optim.decay')!r}) is made for "
-        f"{before.get('train.num_steps')} steps and ends with them. To train longer, use another "
-        f"--workdir and --config.train.initial={workdir}, which starts from the parameters of "
-        "this run; only a run with optim.decay='constant' can be given more steps"
+        f"\nThe learning rate (optim.decay={before.get('optim.decay')!r}) was planned for "
+        f"{before.get('train.num_steps')} steps. To train longer, use another --workdir and "
+        f"--config.train.initial={workdir}, which starts from the parameters of this run; only a "
+        "run with optim.decay='constant' can be given more steps"
     )
     raise UserError(
-        f"{workdir} was made by another config:\n" + "\n".join(lines) + "\n"
-        "choose another --workdir, or use the old values to continue that run"
+        f"{workdir} was made by another config:\n"
+        + "\n".join(lines)
+        + "\nuse another --workdir, or use the old values to continue that run"
         + (steps if "train.num_steps" in differing else "")
         + (f"\n{ELSEWHERE}" if any(key.startswith("data.") for key in differing) else "")
     )

@@ -25,13 +25,14 @@ def check_context(experiment: Experiment) -> None:
     if parts > 1 and not experiment.network.splits:
         raise UserError(
             f"mesh.context={parts} splits sequences over devices, which needs "
-            "network.name='transformer' or 'modernbert', without tables and gaps. Set "
-            "mesh.context=1: mesh.data, mesh.fsdp and mesh.tensor fit every network"
+            "network.name='transformer' or 'modernbert' with network.tables=0 and "
+            "network.gaps=False. Set mesh.context=1: mesh.data, mesh.fsdp and mesh.tensor work "
+            "with every network"
         )
     if length % parts:
         raise UserError(
-            f"data.length={length} must be divisible by mesh.context={parts}: each device has an "
-            "equal part of a sequence"
+            f"data.length={length} must be divisible by mesh.context={parts}: each device holds "
+            "an equal part of a sequence"
         )
 
 

@@ -9,8 +9,8 @@ from md4_jax.protocols import UserError
 T = TypeVar("T")
 # Advice for data that differ from those of a run.
 ELSEWHERE = (
-    "To evaluate this run on another text name it as an evaluator's data: --mode eval --evals "
-    "other --config.evals.other.name=likelihood --config.evals.other.split=all "
+    "To evaluate this run on another text, add an evaluator with data of its own: --mode eval "
+    "--evals other --config.evals.other.name=likelihood --config.evals.other.split=all "
     "--config.evals.other.data.name=text --config.evals.other.data.path=FILE"
 )
 

@@ -120,9 +120,9 @@ def _without_older_tables(config: dict[str, Any]) -> dict[str, Any]:
     # Today's counts came with this key.
     if network.get("tables") and "tables_hidden" not in network:
         raise UserError(
-            f"network.tables={network['tables']}: the tables of this run are of an earlier kind, "
-            "with which this version cannot go on. Use the version that trained it (`commit` in "
-            "its config.json), or train again"
+            f"network.tables={network['tables']}: this run has tables of an earlier kind, which "
+            "this version cannot use. Use the version of md4_jax that trained the run (`commit` "
+            "in its config.json), or train again"
         )
     return {**config, "network": {k: v for k, v in network.items() if k not in gone}}
 

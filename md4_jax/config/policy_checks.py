@@ -27,8 +27,9 @@ def check_policy(experiment: Experiment, kept: Mapping[str, Any] | None = None) 
     said = f"objective.name={experiment.config['objective']['name']!r}"
     if experiment.rewarded is None:
         raise UserError(
-            f"{said} learns from a reward of samples, and there is none: name one by "
-            "sample.reward.name, such as pattern, judge, answer or package.module:attribute"
+            f"{said} learns from rewards of samples, but no reward is set: set "
+            "sample.reward.name, for example to pattern, judge, answer or "
+            "package.module:attribute"
         )
     _check_sizes(experiment, said)
     _check_resumed(experiment, kept or {}, said)
@@ -42,26 +43,27 @@ def check_policy(experiment: Experiment, kept: Mapping[str, Any] | None = None) 
     for key, value, fitting in refused:
         if value not in fitting:
             raise UserError(
-                f"{said} draws texts of data.length={data.length} tokens and takes a mean over "
-                f"draws of noise: set {key}={fitting[0]}, not {key}={value}"
+                f"{said} draws texts of data.length={data.length} tokens and averages over draws "
+                f"of the noise, so {key}={value} cannot be used: set {key}={fitting[0]}"
             )
     if has_rows(experiment.config["data"]) and data.padding != "end_of_text":
         raise UserError(
-            f"{said} draws whole texts, which end with an end of text: it needs "
+            f"{said} draws whole texts, which end with an end-of-text token: it needs "
             f"data.padding='end_of_text', not {data.padding!r}"
         )
     if data.separate_documents:
         raise UserError(
-            f"{said} draws texts of its own, in which no document of the data ends: set "
+            f"{said} trains on texts that it draws itself, which are not packed documents: set "
             "data.separate_documents=False"
         )
     if experiment.sampler_step.needs.hides:
         raise UserError(
-            f"{said} counts the tokens of texts of one length, and sample.name="
-            f"{experiment.config['sample']['name']!r} changes it: take process.name='masking'"
+            f"{said} needs texts of a fixed length, but "
+            f"sample.name={experiment.config['sample']['name']!r} changes the length: set "
+            "process.name='masking'"
         )
     if experiment.network.companion is not None:
-        raise UserError(f"{said} is not for network.tables, which do not learn: set it to 0")
+        raise UserError(f"{said} cannot train network.tables: set network.tables=0")
 
 
 def _check_resumed(experiment: Experiment, kept: Mapping[str, Any], said: str) -> None:
@@ -74,9 +76,9 @@ def _check_resumed(experiment: Experiment, kept: Mapping[str, Any], said: str) -
         mine, its = after.get(key), before.get(key)
         if mine != its:
             raise UserError(
-                f"sample.{key}={mine!r} is not that of this run, {its!r}, and "
-                f"{said} learns from the samples: leave it, or begin another run in another "
-                "--workdir, with train.initial"
+                f"sample.{key}={mine!r} differs from the value of this run, {its!r}, and {said} "
+                "learns from the samples: use the value of the run, or begin another run in "
+                "another --workdir, with train.initial"
             )
 
 
@@ -95,8 +97,8 @@ def _check_sizes(experiment: Experiment, said: str) -> None:
     if size % (group * shards):
         raise UserError(
             f"train.batch_size={size} must be a multiple of {group * shards}: {said} draws "
-            f"objective.group={group} texts after each prompt, and {shards} parts of a batch "
-            "are on devices of their own"
+            f"objective.group={group} texts for each prompt, and a batch is split over {shards} "
+            "groups of devices"
         )
 
 
@@ -106,17 +108,18 @@ def check_preferences(experiment: Experiment) -> None:
     said = f"objective.name={objective_name(objective)!r}"
     if objective.needs.preferences and not key:
         raise UserError(
-            f"{said} learns from two answers to a prompt: data.rejected_key must name the key of "
-            "the worse one, data.text_key that of the better, and data.prompt_key the prompt's; of "
-            "conversations, data.messages_key names the better one"
+            f"{said} learns from pairs of answers to a prompt: set data.prompt_key to the key of "
+            "the prompt, data.text_key to that of the better answer and data.rejected_key to "
+            "that of the worse one. For conversations, data.messages_key is the key of the "
+            "better answer"
         )
     if key and not objective.needs.preferences:
         raise UserError(
-            f"data.rejected_key={key!r} is for objective.name='preference', and {said} learns "
-            "nothing from worse answers: leave it out"
+            f"data.rejected_key={key!r} is only for objective.name='preference', because {said} "
+            "does not use rejected answers: remove the key"
         )
     if objective.needs.preferences and experiment.train.time_power != 1:
         raise UserError(
-            f"train.time_power={experiment.train.time_power} weighs what is a mean over times, "
-            f"which the loss of {said} is not: leave it at 1"
+            f"train.time_power={experiment.train.time_power} needs a loss that is a mean over "
+            f"times, and the loss of {said} is not: set train.time_power=1"
         )

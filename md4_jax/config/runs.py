@@ -63,8 +63,8 @@ def check_checkpoint(experiment: Experiment, workdir: Place) -> None:
 def _no_checkpoint(workdir: Place) -> UserError:
     if is_folder(workdir):
         return UserError(
-            f"{workdir} is a saved model and no run: --mode import --from {workdir} --workdir NEW "
-            "makes a run of it"
+            f"{workdir} is a published model, not a run: make a run of it by --mode import --from "
+            f"{workdir} --workdir NEW"
         )
     return UserError(f"{workdir} holds no checkpoint yet: train it first")
 
@@ -83,7 +83,8 @@ def _asked_step(
         if int(asked) in steps:
             return int(asked)
         raise UserError(
-            f"{workdir} has no checkpoint of step {asked} ({key}); it has those of steps {steps}"
+            f"{workdir} has no checkpoint of step {asked} ({key}): it has checkpoints of the "
+            f"steps {steps}"
         )
     if not experiment.checkpoint.best:
         raise without_best(key, steps)
@@ -93,7 +94,8 @@ def _asked_step(
     if not step:
         raise UserError(
             f"{key}='best': none of the checkpoints of {workdir} was evaluated by "
-            f"evals.{experiment.checkpoint.best} (checkpoint.best); they are of steps {steps}"
+            f"evals.{experiment.checkpoint.best} (checkpoint.best). It has checkpoints of the "
+            f"steps {steps}"
         )
     return step
 
@@ -125,8 +127,9 @@ def check_steps(experiment: Experiment, workdir: Place, asked: str = "") -> None
     if made and made > experiment.train.num_steps:
         raise UserError(
             f"train.num_steps={experiment.train.num_steps} is less than the {made} steps that "
-            f"{workdir} has made: give train.num_steps={made} or more. To undo steps add --back "
-            f"STEP, with one of {steps}; --mode eval and sample with eval.checkpoint=STEP read one"
+            f"{workdir} has made: set train.num_steps to {made} or more. To return to an earlier "
+            f"checkpoint add --back STEP, with one of the steps {steps}. To evaluate or sample "
+            "from one use eval.checkpoint=STEP"
         )
 
 
@@ -158,8 +161,9 @@ def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
         return
     if "text" not in host:
         raise UserError(
-            f"the checkpoints of {workdir} do not say what text they were trained on, so a new "
-            "place of the text (data.path) cannot be checked: use the old one"
+            f"the checkpoints of {workdir} do not record which text they were trained on, so it "
+            "cannot be checked that the text at the new data.path is the same: use the old "
+            "data.path"
         )
     try:
         check_same_text(host["text"], corpus.fingerprint(), workdir)

@@ -3,9 +3,9 @@
 import dataclasses
 
 from md4_jax.config.fit import check_whole, whole_blocks
-from md4_jax.config.guide_checks import check_guide
+from md4_jax.config.guide_checks import check_guidance, check_guide
 from md4_jax.evals.samples import prompts_of
-from md4_jax.experiment import Experiment, drawn_classes, sample_block, sample_length
+from md4_jax.experiment import Experiment, sample_block, sample_length
 from md4_jax.generate.pictures import has_pictures
 from md4_jax.generate.prompts import check_beginnings
 from md4_jax.processes.capabilities import RedrawsUniformly, RevealsMasks
@@ -24,27 +24,27 @@ def check_sampling(experiment: Experiment) -> None:
             key = "exclude" if key == "excluded" else key
             asked = experiment.config["sample"].get(key, value)  # vocabulary entries as text
             raise UserError(
-                f"sample.{key}={asked} needs a distribution over symbols, but with "
-                "process.parametrisation='score' the network predicts ratios"
+                f"sample.{key}={asked} needs a network that predicts probabilities of symbols, "
+                "but with process.parametrisation='score' it predicts ratios of probabilities"
             )
     _check_label(experiment)
     _check_image(experiment)
-    _check_guidance(experiment)
+    check_guidance(experiment)
     _check_blocks(experiment)
     _check_reward(experiment)
     check_guide(experiment)
     if experiment.sample.stride >= experiment.data.length:
         raise UserError(
-            f"sample.stride={experiment.sample.stride} must be less than data.length="
-            f"{experiment.data.length}, the window that it moves"
+            f"sample.stride={experiment.sample.stride} must be less than "
+            f"data.length={experiment.data.length}, the length of the window that it shifts"
         )
     prompts = prompts_of(experiment)
     if experiment.network.gaps:
         check_beginnings(prompts)
-        _check_growing(experiment, "network.gaps=True, texts that grow")
+        _check_growing(experiment, "network.gaps=True, where texts grow")
     if experiment.sampler_step.needs.hides:
         name = experiment.config["sample"]["name"]
-        _check_growing(experiment, f"sample.name={name!r}, texts that change their length")
+        _check_growing(experiment, f"sample.name={name!r}, where texts change their length")
         _check_resizing(experiment)
 
 
@@ -53,35 +53,38 @@ def _check_resizing(experiment: Experiment) -> None:
     reward = experiment.config["sample"].get("reward", {}).get("name", "none")
     given, stop = experiment.steering is not None, experiment.sample.stop
     for key, value, fits, wrong, why in (
-        ("stop", stop, "", bool(stop), "a text ends with its template"),
-        ("reward.name", reward, "none", given, "rewards are for texts of one length"),
+        ("stop", stop, "", bool(stop), "a text ends where its template ends"),
+        ("reward.name", reward, "none", given, "rewards need texts of a fixed length"),
     ):
         if wrong:
             raise UserError(
-                f"sample.{key}={value!r} is not for sample.name="
-                f"{experiment.config['sample']['name']!r}: {why}. Leave sample.{key}={fits!r}"
+                f"sample.{key}={value!r} cannot be used with "
+                f"sample.name={experiment.config['sample']['name']!r}: {why}. Set "
+                f"sample.{key}={fits!r}"
             )
 
 
 def _check_growing(experiment: Experiment, kind: str) -> None:
     """Raises UserError for settings that do not support growing texts; kind: of these texts."""
-    options, place = experiment.sample, "has a place in the text from the start on"
+    options, place = experiment.sample, "needs fixed positions in the text"
     block = "sample.block" if options.block else "objective.block"
     for key, value, fits, why in (
         (block, sample_block(experiment), 0, f"a block {place}"),
         ("sample.stride", options.stride, 0, f"a window {place}"),
-        ("sample.guidance", options.guidance, 1.0, "guided samples have texts of one length"),
-        ("sample.judge", options.judge, "", "a judge reads texts of one length"),
+        ("sample.guidance", options.guidance, 1.0, "guidance needs texts of a fixed length"),
+        ("sample.judge", options.judge, "", "a judge needs texts of a fixed length"),
     ):
         if value != fits:
-            raise UserError(f"{key}={value!r} is not for {kind}: {why}. Leave {key}={fits!r}")
+            raise UserError(
+                f"{key}={value!r} cannot be used with {kind}: {why}. Set {key}={fits!r}"
+            )
     masks = getattr(experiment.process, "masks", 0)
     own = ("data.length", experiment.data.length)
     for key, length in (own, ("sample.length", sample_length(experiment))):
         if masks > length:
             raise UserError(
-                f"process.masks={masks} must be at most {key}={length}: every text begins with so "
-                "many masks"
+                f"process.masks={masks} must be at most {key}={length}: every text begins with "
+                "that number of masks"
             )
 
 
@@ -93,34 +96,45 @@ def _check_reward(experiment: Experiment) -> None:
     name = sections["sample"]["reward"]["name"]
     if hasattr(experiment.steering.reward, "compared"):
         raise UserError(
-            f"sample.reward.name={name!r} compares with the answers of the data, which samples "
-            "have not: it is for objective.name=policy"
+            f"sample.reward.name={name!r} compares texts with the answers in the data, which do "
+            "not exist in sampling: it can only be used in training with objective.name='policy'"
         )
     check_whole(experiment, f"sample.reward.name={name!r}", "sample.reward.name=none")
     refused = (
-        ("sample.block", options.block, 0, "blocks are settled one after another"),
-        ("sample.stride", options.stride, 0, "windows are settled one after another"),
-        ("network.gaps", experiment.network.gaps, False, "rewards are for texts of one length"),
-        ("sample.stop", options.stop, "", "rewards are for texts of one length"),
-        ("sample.trace", options.trace, False, "a sample's particles have no single path"),
+        (
+            "sample.block",
+            options.block,
+            0,
+            "the tokens of a block are final before the next block begins",
+        ),
+        (
+            "sample.stride",
+            options.stride,
+            0,
+            "the tokens of a window are final before the next window begins",
+        ),
+        ("network.gaps", experiment.network.gaps, False, "rewards need texts of a fixed length"),
+        ("sample.stop", options.stop, "", "rewards need texts of a fixed length"),
+        ("sample.trace", options.trace, False, "a sample has particles and no single path"),
         ("sample.per_step", _in_one_step(experiment), 0, "all tokens are drawn in the first step"),
     )
     for key, value, fits, why in refused:
         if value != fits:
             raise UserError(
-                f"sample.reward.name={name!r} is not for {key}={value}: {why}. Leave {key}={fits} "
-                "or sample.reward.name=none"
+                f"sample.reward.name={name!r} cannot be combined with {key}={value}: {why}. Set "
+                f"{key}={fits} or sample.reward.name=none"
             )
     if experiment.sampler_step.needs.ordered:
         raise UserError(
-            f"sample.reward.name={name!r} looks at texts that the network completes at once, and "
-            f"with sample.name={sections['sample']['name']!r} it reads tokens in an order: leave "
-            "sample.reward.name=none"
+            f"sample.reward.name={name!r} needs a network that predicts all missing tokens at "
+            f"once, but with sample.name={sections['sample']['name']!r} it predicts them one "
+            "after another: set sample.reward.name=none"
         )
     if experiment.network.causal:
         raise UserError(
-            f"sample.reward.name={name!r} looks at texts that the network completes, and with "
-            "network.causal=True it cannot do so at once: leave sample.reward.name=none"
+            f"sample.reward.name={name!r} needs a network that predicts all missing tokens at "
+            "once, but with network.causal=True it predicts them one after another: set "
+            "sample.reward.name=none"
         )
 
 
@@ -135,12 +149,13 @@ def _check_label(experiment: Experiment) -> None:
     label, classes = experiment.sample.label, experiment.config["network"].get("classes", 0)
     if label >= 0 and not classes:
         raise UserError(
-            f"sample.label={label} asks for samples of a class, and network.classes=0: train "
-            "with network.classes on data with labels, or leave sample.label=-1"
+            f"sample.label={label} asks for samples of a class, but the network has no classes "
+            "(network.classes=0): train with network.classes on data with labels, or set "
+            "sample.label=-1"
         )
     if label >= classes > 0:
         raise UserError(
-            f"sample.label={label} must be below network.classes={classes}; -1 means no label"
+            f"sample.label={label} must be less than network.classes={classes}, or -1 for no class"
         )
 
 
@@ -155,58 +170,8 @@ def _check_image(experiment: Experiment) -> None:
     ):
         if value not in allowed:
             raise UserError(
-                f"sample.{key}={value} is for text: this run has images of {whole} values; leave "
-                f"sample.{key}=0"
-            )
-
-
-def _check_guidance(experiment: Experiment) -> None:
-    """Raises UserError if guidance lacks a condition, or an unconditional prediction."""
-    options, transform = experiment.sample, experiment.sampler_step.transform
-    said = f"sample.guidance={options.guidance}"
-    if options.guidance == 1.0:
-        return
-    if drawn_classes(experiment):
-        raise UserError(
-            f"{said} also needs the prediction without a label, which a network learns only with "
-            "network.label_dropout above 0, such as 0.1; this one has 0.0"
-        )
-    if options.label < 0:
-        _check_guiding_prompt(experiment, said)
-        return
-    if not experiment.process.shows_clean and (transform.top_k, transform.top_p) != (0, 1.0):
-        raise UserError(
-            f"{said} on noise other than masks combines whole distributions: leave sample.top_k=0 "
-            f"and sample.top_p=1.0, not {transform.top_k} and {transform.top_p}"
-        )
-
-
-def _check_guiding_prompt(experiment: Experiment, said: str) -> None:
-    """Raises UserError if samples without a label cannot be guided by a prompt."""
-    options = experiment.sample
-    if not (experiment.prompt.is_given or experiment.prompted):
-        raise UserError(
-            f"{said} steers samples towards a class or a prompt: set sample.label to one of the "
-            "classes of a network with network.classes, or sample.prompt, suffix or template, or "
-            "leave sample.guidance=1.0"
-        )
-    if not isinstance(experiment.process, RevealsMasks):
-        raise UserError(
-            f"{said} towards a prompt hides it behind masks: it needs process.name='masking', not "
-            f"{experiment.config['process']['name']!r}"
-        )
-    if experiment.sampler_step.needs.ordered:
-        raise UserError(
-            f"{said} towards a prompt hides it behind masks, which come last where "
-            f"sample.name={experiment.config['sample']['name']!r} reads a prompt first: leave "
-            "sample.guidance=1.0"
-        )
-    check_whole(experiment, f"{said} towards a prompt", "sample.guidance=1.0")
-    for key, value in (("block", options.block), ("stride", options.stride)):
-        if value:
-            raise UserError(
-                f"{said} towards a prompt is for samples that are drawn as a whole: leave "
-                f"sample.{key}=0, not {value}, or sample.guidance=1.0"
+                f"sample.{key}={value} is only for text, and this run has images of {whole} "
+                f"values: set sample.{key}=0"
             )
 
 
@@ -217,20 +182,25 @@ def _check_dual_cache(experiment: Experiment) -> None:
         return
     if options.memory or not options.cached:
         raise UserError(
-            "sample.dual_cache=True keeps what all other tokens are: leave sample.memory=0 and "
-            f"sample.cached=True, not {options.memory} and {options.cached}"
+            "sample.dual_cache=True caches the keys and values of all tokens outside of a block: "
+            f"set sample.memory=0 and sample.cached=True, not {options.memory} and "
+            f"{options.cached}"
         )
     if experiment.config["network"].get("causal_context", False):
         raise UserError(
-            "sample.dual_cache=True needs network.causal_context=False: tokens outside of a block "
-            "would see those after them"
+            "sample.dual_cache=True needs network.causal_context=False: the cached tokens before "
+            "a block would have attended to tokens after them"
         )
     if experiment.network.encodes:
-        raise UserError("leave sample.dual_cache=False: an encoder reads nothing after a block")
+        raise UserError(
+            "sample.dual_cache=True cannot be used with "
+            f"network.name={experiment.config['network']['name']!r}: its encoder does not read "
+            "the tokens after a block. Set sample.dual_cache=False"
+        )
     if not experiment.network.time_free:
         raise UserError(
-            "sample.dual_cache=True needs network.time_conditioning=False: a block that is drawn "
-            "and the masks after it have other times"
+            "sample.dual_cache=True needs network.time_conditioning=False: the block that is "
+            "drawn and the cached masks after it have different times"
         )
 
 
@@ -239,14 +209,18 @@ def _check_masks_in_blocks(experiment: Experiment) -> None:
     if isinstance(experiment.process, RevealsMasks):
         return
     for key, plain, why in (
-        ("min_entropy", 0.0, "masks mark what comes after the end of a text"),
-        ("dual_cache", False, "a block sees masks in place of the tokens that are not drawn"),
+        ("min_entropy", 0.0, "masks fill the text after its end"),
+        (
+            "dual_cache",
+            False,
+            "a block attends to masks in place of the tokens that are not drawn yet",
+        ),
         ("next_token", False, "the first token of a block is put in place of a mask"),
     ):
         if (value := getattr(experiment.sample, key)) != plain:
             raise UserError(
                 f"sample.{key}={value} needs process.name='masking', not "
-                f"{experiment.config['process']['name']!r}: {why}. Leave sample.{key}={plain}"
+                f"{experiment.config['process']['name']!r}: {why}. Set sample.{key}={plain}"
             )
 
 
@@ -255,14 +229,15 @@ def _check_blocks(experiment: Experiment) -> None:
     options, block = experiment.sample, sample_block(experiment)
     if options.judge and (options.stop or options.min_entropy):
         raise UserError(
-            f"sample.judge={options.judge!r} needs texts of one length, and sample.stop="
-            f"{options.stop!r} with sample.min_entropy={options.min_entropy} may end some early"
+            f"sample.judge={options.judge!r} needs texts of a fixed length, but "
+            f"sample.stop={options.stop!r} with sample.min_entropy={options.min_entropy} may end "
+            "some early"
         )
     if not block:
         for key in ("memory", "min_entropy", "dual_cache", "next_token"):
             if getattr(options, key):
                 raise UserError(
-                    f"sample.{key}={getattr(options, key)} is for sampling block by block: "
+                    f"sample.{key}={getattr(options, key)} is only for sampling block by block: "
                     "set sample.block too"
                 )
         return
@@ -284,13 +259,14 @@ def _check_blocks(experiment: Experiment) -> None:
     if options.next_token and (options.dual_cache or not (shifted or causal)):
         raise UserError(
             "sample.next_token=True draws the first token of a block from the end of the block "
-            "before: it needs network.shifted=True (or network.causal_context=True) and "
-            f"sample.dual_cache=False, not {shifted} ({causal}) and {options.dual_cache}"
+            "before: it needs network.shifted=True or network.causal_context=True, and "
+            f"sample.dual_cache=False. Here they are {shifted}, {causal} and {options.dual_cache}"
         )
     if options.stride:
         raise UserError(
-            f"sample.stride={options.stride} is for sampling without blocks: set it to 0. With "
-            f"sample.block={block} each block sees the sample.memory={window} tokens before it"
+            f"sample.stride={options.stride} is only for sampling without blocks: set it to 0. "
+            f"With sample.block={block} each block sees the sample.memory={window} tokens before "
+            "it"
         )
     if options.min_entropy and window > sample_length(experiment):
         raise UserError(

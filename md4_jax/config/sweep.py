@@ -59,8 +59,8 @@ def configs(
     for (one, config), (other, same) in itertools.combinations(found.items(), 2):
         if config == same:
             raise UserError(
-                f"--vary asks for {one} and {other}, which are the same run: their values are "
-                "equal. Leave one of them out"
+                f"--vary asks for {one} and {other}, but their values are equal, so they are the "
+                "same run: remove one of them"
             )
     return found
 
@@ -114,9 +114,9 @@ def _values(words: str, text: str) -> list[str]:
         if sign in CLOSING:
             awaited.append(CLOSING[sign])
         elif sign in CLOSING.values() and (not awaited or awaited.pop() != sign):
-            raise UserError(f"--vary {words}: {sign!r} closes no bracket")
+            raise UserError(f"--vary {words}: {sign!r} closes a bracket that was not opened")
     if awaited:
-        raise UserError(f"--vary {words}: a bracket is not closed by {awaited[-1]!r}")
+        raise UserError(f"--vary {words}: the closing bracket {awaited[-1]!r} is missing")
     return values
 
 

@@ -43,7 +43,7 @@ def from_path(path: str):
     if is_in(here):
         return smiles.tokenizer_of(_json(here / smiles.FILE), str(here / smiles.FILE))
     expected = ", or ".join(" and ".join(pair) for pair in (("tokenizer.json",), *PAIRS))
-    raise UserError(f"tokenizer.path: no tokenizer at {here}; it should hold {expected}")
+    raise UserError(f"tokenizer.path: there is no tokenizer at {here}. It must contain {expected}")
 
 
 def is_in(folder: Place) -> bool:
@@ -130,7 +130,7 @@ def without_mask(encode: Encode, tokenizer, size: int, mask: int) -> Encode:
         if any((ids == mask).any() for ids in found):
             raise UserError(
                 f"the text has {tokenizer.id_to_token(mask)!r}, which is the mask of the model: "
-                "mark what is to be filled by sample.template, or by Model.infill"
+                "to mark tokens to be filled in, use sample.template or Model.infill"
             )
         return [ids - (ids > mask) for ids in found]
 
@@ -223,8 +223,9 @@ def _told(folder: Place) -> dict[str, Any]:
     told, kind = _json(file), _class_of(folder) or "GPT2Tokenizer"
     if kind not in SPLITS:
         raise UserError(
-            f"{file} says tokenizer_class={told['tokenizer_class']!r}, and how that splits a text "
-            f"is not known here: put its tokenizer.json into {folder}, which says so"
+            f"{file} says tokenizer_class={told['tokenizer_class']!r}, and md4_jax does not know "
+            f"how that class splits a text: put the model's tokenizer.json into {folder}, which "
+            "defines it"
         )
     return told
 
@@ -276,8 +277,8 @@ def _add(tokenizer, entries: Mapping[str, Mapping[str, Any]], vocabulary: Place)
         add([entry])
         if (found := tokenizer.token_to_id(entry.content)) != int(number):
             raise UserError(
-                f"{CONFIG} says that {entry.content!r} is the entry {number}, and beside "
-                f"{vocabulary.name} it becomes {found}: fetch both files again"
+                f"{CONFIG} gives {entry.content!r} the id {number}, but with {vocabulary.name} it "
+                f"gets the id {found}: the two files do not belong together. Fetch both again"
             )
 
 

@@ -62,8 +62,8 @@ class BytePairs(Tokenizer):
             )
         if self.mask is not None and self.eot_id == self.vocab_size:
             raise UserError(
-                f"tokenizer.eot={self.eot!r} is the entry {self.mask}, which tokenizer.mask calls "
-                "the mask: an end of text is another entry"
+                f"tokenizer.eot={self.eot!r} has the id {self.mask}, which is also "
+                "tokenizer.mask: the end-of-text token and the mask must have different ids"
             )
 
     @functools.cached_property
@@ -76,7 +76,7 @@ class BytePairs(Tokenizer):
         found = max(self._tokenizer.get_vocab().values(), default=-1) + 1
         if not 0 < found <= MOST_ENTRIES:
             raise UserError(
-                f"the vocabulary needs 1 to {MOST_ENTRIES:,} ids; this one has {found:,}"
+                f"the vocabulary must have 1 to {MOST_ENTRIES:,} ids, and this one has {found:,}"
             )
         return found
 

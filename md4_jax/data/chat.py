@@ -62,12 +62,15 @@ class Chat:
         template, tokens = told.get("template"), told.get("tokens")
         texts = [template, *tokens.values()] if isinstance(tokens, dict) else [None]
         if not all(isinstance(text, str) for text in texts):
-            raise UserError(f"{folder / FILE} is damaged: it needs a template and texts of tokens")
+            raise UserError(
+                f"{folder / FILE} is damaged: it must contain a template and the texts of special "
+                "tokens"
+            )
         day = told.get("day", "")
         try:
             _noon(day)
         except (TypeError, ValueError) as error:
-            raise UserError(f"{folder / FILE} is damaged: its day is {day!r}") from error
+            raise UserError(f"{folder / FILE} is damaged: its date 'day' is {day!r}") from error
         return cls(template, tokens, day)
 
     def keep(self, folder: Place) -> None:
@@ -125,14 +128,18 @@ class Chat:
         begun = str(messages[-1]["content"]).strip()
         if not begun and len(messages) == 1:
             raise UserError(
-                "the only message is an empty one of the assistant: begin with one of the user"
+                "the only message is an empty message of the assistant: begin with a message of "
+                "the user"
             )
         if not begun:
             return self.render(messages[:-1])
         last = {**messages[-1], "content": begun + ANSWER}
         before, _, _ = self.render([*messages[:-1], last], answered=False).rpartition(ANSWER)
         if not before.endswith(without_surrogates(begun)):
-            raise UserError("the chat template changes the assistant's last message: leave it out")
+            raise UserError(
+                "the chat template changes the text of the assistant's last message, so the "
+                "answer cannot be continued: leave that message out"
+            )
         return before
 
     def ends(self, special: Sequence[str]) -> set[str]:
@@ -155,7 +162,7 @@ def _check(messages: Messages) -> None:
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise UserError(
-                f"a message is a dict with the keys 'role' and 'content', not {message!r}"
+                f"a message must be a dict with the keys 'role' and 'content', not {message!r}"
             )
         if message["content"] is None:
             raise UserError(f"a message has no content: {message!r}")

@@ -44,8 +44,8 @@ class Conversations:
     def __init__(self, source: Any, chat: Chat, turns: str):
         if (key := getattr(source, "rejected_key", "")) and turns != "last":
             raise UserError(
-                f"data.rejected_key={key!r} is of worse answers at the end of a conversation, and "
-                f"data.turns={turns!r} counts others too: set data.turns=last"
+                f"data.rejected_key={key!r} compares only the last answers of conversations, but "
+                f"data.turns={turns!r} also trains on earlier answers: set data.turns=last"
             )
         self._source, self.chat, self._turns = source, chat, turns
 

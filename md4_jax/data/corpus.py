@@ -38,7 +38,10 @@ class Corpus:
         self._check_symbols()
         length = math.prod(self.domain.shape)
         if self._are_documents and not hasattr(self.source, "documents"):
-            raise UserError("data.windows='documents' is for text; this data is single examples")
+            raise UserError(
+                "data.windows='documents' is only for text, and these data consist of single "
+                "examples"
+            )
         if not self._are_own and self.options.length != length:
             raise UserError(
                 f"data.length={self.options.length} must be {length}: an example of this data "
@@ -46,8 +49,8 @@ class Corpus:
             )
         if self._is_dense or self.options.separate_documents:
             raise UserError(
-                "data.windows='every' and data.separate_documents=True are for text that is cut "
-                "into sequences; this data is single examples"
+                "data.windows='every' and data.separate_documents=True are only for text that is "
+                "cut into sequences, and these data consist of single examples"
             )
 
     def _check_symbols(self) -> None:
@@ -56,7 +59,9 @@ class Corpus:
         facts = [(domain.shape, domain.vocab_size) for domain in (own, self.domain)]
         if facts[0] != facts[1]:
             said = [f"shape {shape} with {size} symbols" for shape, size in facts]
-            raise UserError(f"this data has examples of {said[0]}, and the run has {said[1]}")
+            raise UserError(
+                f"these data have examples of {said[0]}, but the run was made for {said[1]}"
+            )
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -105,7 +110,10 @@ class Corpus:
             found = packing.fingerprint(self.source, self.domain.tokenizer, "train")
         number = found["crc32"] >> 1  # 31 bits: its negative is an int32 too
         if max_over_processes(number) != -max_over_processes(-number):
-            raise UserError("the processes have different training data: make data.path the same")
+            raise UserError(
+                "the processes have different training data: give all of them the same files in "
+                "data.path"
+            )
         return found
 
     def sizes(self, splits: Iterable[str]) -> dict[str, SplitSize]:
@@ -157,7 +165,9 @@ class Corpus:
     def check_stride(self, stride: int) -> None:
         """Raises UserError for a stride if examples are whole sequences."""
         if stride and self._has_rows:
-            raise UserError(f"stride={stride} slides over text; this data is single examples")
+            raise UserError(
+                f"stride={stride} is only for text, and these data consist of single examples"
+            )
 
     def example(self, split: str, number: int) -> np.ndarray:
         """Returns the symbols [L] of one example of a split; UserError if it does not exist."""
@@ -165,7 +175,7 @@ class Corpus:
         if number >= len(rows):
             raise UserError(
                 f"sample.image_from={split}:{number}: the {split} split has {len(rows):,} images, "
-                "numbered from 0 on"
+                "numbered from 0"
             )
         return rows.take(np.array([number])).tokens[0]
 

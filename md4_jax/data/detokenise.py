@@ -98,7 +98,7 @@ class Detokenised:
                 "'' for none"
             )
         if not hasattr(source, "documents"):
-            raise UserError(f"data.detokenise={name!r} is for sources of text; leave it out")
+            raise UserError(f"data.detokenise={name!r} is only for text: set data.detokenise=''")
         self._source, self._name = source, name
 
     def __getattr__(self, name: str) -> Any:

@@ -163,9 +163,9 @@ def read_domain(kept: Place, length: int, load: Load | None = None) -> Domain:
         raise UserError(f"{kept}: {error}") from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError) as error:
         raise UserError(
-            f"{kept} is damaged, or is not the tokenizer of a run ({_first_line(error)}). Put a "
-            "copy of it back. If there is none, move it away and start the command that trained "
-            "the run again: with the same data the same tokenizer is made"
+            f"{kept} is damaged, or is not the tokenizer of a run ({_first_line(error)}). Restore "
+            "it from a copy. If you have none, move the file away and repeat the command that "
+            "trained the run: with the same data it makes the same tokenizer"
         ) from error
 
 
@@ -173,7 +173,7 @@ def _checked(text: str) -> str:
     """Returns the JSON of a domain; UserError if the checksum, which old files lack, is wrong."""
     fields = json.loads(text)
     if fields.pop("crc32", None) not in (None, _crc32(fields)):
-        raise UserError("it does not have the checksum with which it was written")
+        raise UserError("its checksum is wrong")
     return json.dumps(fields)
 
 

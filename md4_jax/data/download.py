@@ -56,12 +56,12 @@ def fetch(
         found = partial.stat().st_size
         if size and found != size:
             partial.unlink()
-            raise UserError(f"{url}: {found:,} bytes came instead of {size:,}.{advice}")
+            raise UserError(f"{url}: received {found:,} bytes instead of {size:,}.{advice}")
         if sha256 and (wrong := _sha256(partial)) != sha256:
             partial.unlink()
             raise UserError(
-                f"{url}: the SHA-256 of what came is {wrong} instead of {sha256}, so it is "
-                f"damaged, or another file. It was deleted: start again.{advice}"
+                f"{url}: the downloaded file has the SHA-256 {wrong} instead of {sha256}, so it "
+                f"is damaged or another file. It was deleted: repeat the command.{advice}"
             )
         os.replace(partial, path)
         _tag(partial).unlink(missing_ok=True)

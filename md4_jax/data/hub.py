@@ -62,7 +62,7 @@ def files(dataset: str, folder: str) -> list[HubFile]:
         found = found or _listed(dataset, folder, branch)
     if not found:
         raise UserError(
-            f"data.dataset={dataset} has no files of text ({', '.join(FORMATS)}) in the folder "
+            f"data.dataset={dataset} has no text files ({', '.join(FORMATS)}) in the folder "
             f"{folder!r} (data.folder)"
         )
     with new_file(kept) as temporary:
@@ -107,7 +107,7 @@ def _listed(dataset: str, folder: str, branch: str) -> list[HubFile]:
         raise _refusal(dataset, folder, error) from error
     except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
         raise UserError(
-            f"data.dataset={dataset}: {_address()} does not answer ({error}). Without a network "
+            f"data.dataset={dataset}: {_address()} did not answer ({error}). Without a network "
             "put its files into a folder and set data.path to it"
         ) from error
     prefix = f"{_address()}/datasets/{_quoted(dataset, '/')}/resolve/{revision}/"

@@ -64,9 +64,10 @@ class ImageSource:
         found = np.asarray(self.numbers(split))
         if wrong := found[(found < 0) | (found >= count)].tolist():
             raise UserError(
-                f"{len(wrong):,} of {len(found):,} images of the {split} split have no class: the "
-                f"first of them has the number {wrong[0]}, and classes are 0..{count - 1}. Set "
-                "data.labels=False to use the images without classes, or take another split"
+                f"{len(wrong):,} of {len(found):,} images of the {split} split have an invalid "
+                f"class: the first of these is {wrong[0]}, and classes must lie in "
+                f"0..{count - 1}. Set data.labels=False to use the images without classes, or "
+                "take another split"
             )
         return found
 

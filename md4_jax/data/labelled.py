@@ -37,8 +37,8 @@ class Padding(NamedTuple):
         end = () if tokenizer.eot_id is None else (int(tokenizer.eot_id),)
         if kind == "end_of_text" and not end:
             raise UserError(
-                "data.padding='end_of_text' needs a tokenizer with an end of text, and that of "
-                "this run has none: leave data.padding='hidden'"
+                "data.padding='end_of_text' needs a tokenizer with an end-of-text token, and the "
+                "one of this run has none: set data.padding='hidden'"
             )
         return cls(end, kind == "end_of_text")
 
@@ -76,8 +76,8 @@ def check_rejected(source: Any, padding: Padding) -> bool:
     key = getattr(source, "rejected_key", "")
     if key and not padding.counts:
         raise UserError(
-            f"data.rejected_key={key!r} needs data.padding='end_of_text', with which both answers "
-            "to a prompt have the same number of tokens that count"
+            f"data.rejected_key={key!r} needs data.padding='end_of_text', so that the loss counts "
+            "the same number of tokens for both answers to a prompt"
         )
     return bool(key)
 
@@ -100,7 +100,8 @@ def classes(texts: Iterable[Labelled]) -> tuple[str, ...] | tuple[int, ...]:
         if not isinstance(label, int):
             raise UserError(
                 f"data.label_key: the label in {where} is the name {label!r}, and in "
-                f"{found[numbers[0]]} it is the number {numbers[0]}; use one kind"
+                f"{found[numbers[0]]} it is the number {numbers[0]}; use only names or only "
+                "numbers"
             )
         if not 0 <= label < MOST_CLASSES:
             raise UserError(
@@ -163,8 +164,9 @@ def _pieces(
         if text.label not in numbers:
             known = ", ".join(map(repr, [*numbers][:20]))
             raise UserError(
-                f"{text.where}, of the {split} split, has the label {text.label!r}, which no text "
-                f"of the train split has; it has {known or 'none'}"
+                f"{text.where}, of the {split} split, has the label {text.label!r}, which does "
+                "not occur in the train split. The labels of the train split are "
+                f"{known or 'none'}"
             )
         made, cut = made + 1, cut + (len(ids) > length)
         yield np.append(padding.row(ids, length), numbers[text.label])

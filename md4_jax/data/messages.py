@@ -31,7 +31,7 @@ def conversation(where: str, value: Any) -> tuple[dict[str, Any], ...]:
     """
     if not isinstance(value, list) or not value:
         said = "an empty list" if value == [] else f"a {type(value).__name__}"
-        raise UserError(f"{where} holds no conversation, a list of messages, but {said}")
+        raise UserError(f"{where} must be a conversation, which is a list of messages, not {said}")
     return tuple(_message(f"{where}, message {n}", one) for n, one in enumerate(value, 1))
 
 
@@ -43,7 +43,8 @@ def _message(where: str, value: Any) -> dict[str, Any]:
             ", ".join(map(_shown, value.items())) if isinstance(value, dict) else f"{value!r:.80}"
         )
         raise UserError(
-            f"{where}: it needs 'role' and 'content', or 'from' and 'value', and has {said or '{}'}"
+            f"{where}: it needs the keys 'role' and 'content', or 'from' and 'value', but has "
+            f"{said or '{}'}"
         )
     role, content = (told.pop(name) for name in names)
     if not isinstance(role, str) or role not in ROLES:
@@ -51,7 +52,7 @@ def _message(where: str, value: Any) -> dict[str, Any]:
             f"{where}: the role {role!r:.80} is not known; known are {', '.join(ROLES)}"
         )
     if not isinstance(content, str):
-        raise UserError(f"{where}: {names[1]!r} holds no text but {spelled(content)}")
+        raise UserError(f"{where}: {names[1]!r} must be text, not {spelled(content)}")
     return {"role": ROLES[role], "content": content, **told}
 
 
@@ -77,19 +78,19 @@ def check_answers(
     for key, told in (better, worse):
         if len(told) < 2 or told[-1]["role"] != "assistant":
             raise UserError(
-                f"{where}: the last message of {key!r} is to be compared, and is not an answer of "
-                "the assistant to a message before it"
+                f"{where}: the last message of {key!r} must be an answer of the assistant to a "
+                "message before it, because data.rejected_key compares last answers"
             )
     names = f"{better[0]!r} and {worse[0]!r}"
     if len(better[1]) != len(worse[1]):
         raise UserError(
-            f"{where}: {names} must be the same up to their last message, and they have "
+            f"{where}: {names} must be the same up to their last message, but they have "
             f"{len(better[1])} and {len(worse[1])} messages"
         )
     for number, (one, other) in enumerate(zip(better[1][:-1], worse[1], strict=False), 1):
         if one != other:
             raise UserError(
-                f"{where}: {names} must be the same up to their last message, and differ in "
+                f"{where}: {names} must be the same up to their last message, but they differ in "
                 f"message {number}"
             )
 
@@ -140,10 +141,10 @@ def _turns(
         is_prefix = whole.startswith(answered[:stop]) and answered.startswith(asked)
         if not is_prefix or len(asked) < done:
             raise UserError(
-                f"the chat template writes what comes before or in message {place + 1} in another "
-                "way once the conversation goes on, so that the assistant's tokens cannot be told. "
-                "Set data.turns=each (or last) if only earlier answers change, or name another "
-                "template by data.chat_template"
+                f"the chat template writes message {place + 1}, or the text before it, "
+                "differently once the conversation continues, so that the tokens of the "
+                "assistant's answer cannot be identified. Set data.turns=each (or last) if only "
+                "earlier answers change, or set data.chat_template to another template"
             )
         found.append(Turn(whole[done : len(asked)], whole[len(asked) : stop]))
         done = stop
@@ -155,9 +156,9 @@ def _check_begun(chat: Chat, before: Messages, asked: str, answer: str, said: st
     begins = answer.partition(said)[0] if said else ""
     if begins.strip() and asked == chat.render(before, answered=False):
         raise UserError(
-            f"the chat template begins an answer by {begins.strip()[:40]!r}, and does not write "
-            "this where it asks for one (add_generation_prompt), so that a model would have to: "
-            "name a template that does by data.chat_template"
+            f"the chat template begins an answer with {begins.strip()[:40]!r}, but does not write "
+            "this text when it asks for an answer (add_generation_prompt), so that the model "
+            "would have to generate it: set data.chat_template to a template that writes it"
         )
 
 

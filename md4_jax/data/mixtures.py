@@ -106,7 +106,7 @@ class MixedCorpus(Corpus):
         told = dict(batch_size=batch_size, rows=rows, stride=stride)
         corpora = [c for c in self._corpora.values() if c._sequences(split).size.tokens]
         if not corpora:
-            raise UserError(f"the {split} split of all parts is empty, and there is no evaluation")
+            raise UserError(f"the {split} split of all parts is empty, so it cannot be evaluated")
         counts = [
             -(-(corpus._sequences(split).size.sequences + 1) // batch_size) for corpus in corpora
         ]
@@ -120,7 +120,7 @@ class MixedCorpus(Corpus):
 
     def example(self, split: str, number: int) -> np.ndarray:
         """Raises UserError: a mixture has no images."""
-        raise UserError(f"sample.image_from={split}:{number}: a mixture is of text")
+        raise UserError(f"sample.image_from={split}:{number}: a mixture contains text, not images")
 
     @property
     def _training(self) -> "Mixed":
@@ -249,7 +249,7 @@ def apportioned(shares: Mapping[str, float], total: int) -> list[int]:
         if not count:
             raise UserError(
                 f"data.parts.{name}.weight is {share:.1e} of all weights, which is less than one "
-                f"sequence in {total:,}: raise it, or leave the part out"
+                f"sequence in {total:,}: raise the weight, or remove the part"
             )
     return found.tolist()
 

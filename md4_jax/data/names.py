@@ -38,8 +38,8 @@ def class_of(name: Any, built_in: Mapping[str, Any], kind: str, load: Load | Non
         raise
     except UserError as error:
         raise UnknownClass(
-            f"it was written by the {kind} {name!r}, which is not found: {error}. Put its module "
-            "back where Python finds it, under the same name"
+            f"it was written by the {kind} {name!r}, which cannot be imported: {error}. Make its "
+            "module available to Python again, under the same name"
         ) from error
 
 

@@ -67,14 +67,14 @@ def kept(
     if not wrong:
         return path, dtype
     if path.exists():
-        said = printable(f"{path} is not what was kept of the text: {wrong}. It is made again")
+        said = printable(f"{path} is damaged or was changed: {wrong}. It will be made again")
         print(said, flush=True)
     _write(path, facts, _checked(source, facts["source"], split, pieces))
     wrong = contents.damage(path, facts)
     if wrong:
         raise UserError(
-            f"{path} was just written, and something else is read: {wrong}. Look at that disk, or "
-            "set MD4_JAX_CACHE to a directory of another one"
+            f"{path} differs from what was just written to it: {wrong}. The disk may be faulty: "
+            "check it, or set MD4_JAX_CACHE to a directory on another disk"
         )
     return path, dtype
 

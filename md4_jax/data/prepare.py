@@ -125,7 +125,7 @@ def _made(folder: Place, source: Any, tokenizer: Any, content: str) -> Prepared:
     wrong = {number: why for number, s in enumerate(found.shards) if (why := found.damage(s))}
     for number, why in wrong.items():
         path = folder / found.shards[number].name
-        print(f"{path} is not what was kept of the text: {why}. It is made again", flush=True)
+        print(f"{path} is damaged or was changed: {why}. It will be made again", flush=True)
     if found.is_complete and not wrong:  # another process has made it in the meantime
         return found
     parts = [(name, part) for name, parts in source.sections().items() for part in parts]
@@ -143,8 +143,8 @@ def _made(folder: Place, source: Any, tokenizer: Any, content: str) -> Prepared:
     found = maker.made
     if wrong := next(((s, why) for s in found.shards if (why := found.damage(s))), None):
         raise UserError(
-            f"{folder / wrong[0].name} was just written, and something else is read: {wrong[1]}. "
-            "Look at that disk, or take a directory of another one"
+            f"{folder / wrong[0].name} differs from what was just written to it: {wrong[1]}. The "
+            "disk may be faulty: check it, or use a directory on another disk"
         )
     return found
 

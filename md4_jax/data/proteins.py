@@ -57,9 +57,10 @@ class Proteins(Tokenizer):
             found = _TOKENS.match(text, place)
             if found is None and not self.unknown:
                 raise UnknownCharacter(
-                    f"{text[place]!r} at offset {place} is no residue: proteins are written in the "
-                    f"capital letters {''.join(x for x in SYMBOLS if len(x) == 1)}. Leave it out, "
-                    "or set tokenizer.unknown='X', which reads such letters as X"
+                    f"{text[place]!r} at offset {place} is not an amino acid: proteins are "
+                    "written in the capital letters "
+                    f"{''.join(x for x in SYMBOLS if len(x) == 1)}. Remove it, or set "
+                    "tokenizer.unknown='X', which reads such letters as X"
                 )
             yield _NUMBERS[found[0] if found else self.unknown]
             place = found.end() if found else place + 1

@@ -43,8 +43,8 @@ class Windows:
     def __post_init__(self):
         if not 1 <= self.step <= self.length:
             raise UserError(
-                f"stride={self.step} must lie between 1 and {self.length}, the tokens of a "
-                "sequence: sequences that begin further apart would leave out the text between them"
+                f"stride={self.step} must lie between 1 and {self.length}, the number of tokens "
+                "of a sequence: with a larger stride some text would be left out"
             )
 
     def __len__(self) -> int:

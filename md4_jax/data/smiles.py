@@ -26,8 +26,8 @@ def tokenizer_of(entries: Mapping[str, int], origin: str):
     held = sorted(set(SPECIAL) & entries.keys())
     if held:
         raise UserError(
-            f"{origin} has the entry {held[0]!r}, which its class adds before all others: take the "
-            "vocab.json that has none"
+            f"{origin} has the entry {held[0]!r}, but the tokenizer class adds this entry itself, "
+            "before all others: use a vocab.json without it"
         )
     if sorted(entries.values()) != list(range(len(entries))):
         raise UserError(f"{origin}: the ids of its {len(entries)} entries must be 0, 1, 2, ...")

@@ -118,9 +118,9 @@ class Characters(Tokenizer):
             offset = int(wrong[0])
             raise UnknownCharacter(
                 f"the character {text[offset]!r} at offset {offset} is not in the alphabet of "
-                f"{len(alphabet)} characters, {self._shown()}. A trained model knows no other: "
-                "leave the character out. A new run takes tokenizer.alphabet, or else the "
-                "characters of its training split; tokenizer.name='bytes' takes all text"
+                f"{len(alphabet)} characters, {self._shown()}. A trained model cannot use others: "
+                "remove the character. For a new run set tokenizer.alphabet, or it becomes the "
+                "characters of the training split; tokenizer.name='bytes' accepts every text"
             )
         return order[place]
 
@@ -188,6 +188,6 @@ def from_json(text: str, load: Load | None = None):
     """
     fields = json.loads(text)
     if fields["name"] == BytePairs.name and (fields.keys() & {"path", "hub"}):
-        raise UserError("it names another place instead of holding its vocabulary")
+        raise UserError("it refers to other files instead of containing the vocabulary")
     built_in = {kind.name: kind for kind in (Text8Symbols, Characters, Bytes, BytePairs, Proteins)}
     return class_of(fields.pop("name"), built_in, "tokenizer", load)(**fields)

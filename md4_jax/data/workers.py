@@ -78,8 +78,8 @@ class Pool:
             return pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise UserError(
-                f"a process that tokenised has ended (exit code {process.wait()}), perhaps for "
-                "lack of memory. Start the same command again: it continues from the last shard"
+                f"a tokenising process ended (exit code {process.wait()}), perhaps because memory "
+                "ran out. Repeat the command: it continues after the last complete shard"
             ) from error
         finally:
             self._free.put(process)

@@ -30,8 +30,9 @@ def check_adapters(o: Any) -> None:
         raise UserError(f"network.lora_alpha must be above 0, not {o.lora_alpha}")
     if o.lora_dropout and not o.lora_rank:
         raise UserError(
-            f"network.lora_dropout={o.lora_dropout} is for the inputs of adapters, and "
-            "network.lora_rank=0 makes none: set network.lora_rank, or network.dropout"
+            f"network.lora_dropout={o.lora_dropout} applies to the inputs of adapters, but "
+            "network.lora_rank=0 makes no adapters: set network.lora_rank, or use "
+            "network.dropout instead"
         )
     if o.lora_rank > o.size:
         raise UserError(

@@ -50,9 +50,9 @@ def kernel_for(name: str, platform: str, head_size: int, dtype: str) -> str:
     fits_cudnn = head_size % MULTIPLE == 0 and head_size <= LARGEST
     if name == "cudnn" and not (fits_cudnn and dtype == "bfloat16"):
         raise UserError(
-            f"network.attention=cudnn needs network.dtype=bfloat16, not {dtype}, and heads of a "
-            f"multiple of {MULTIPLE} up to {LARGEST}, not {head_size} (network.size / "
-            "network.heads); plain has no such limits"
+            f"network.attention=cudnn needs network.dtype=bfloat16, not {dtype}, and a head size "
+            f"(network.size / network.heads) that is a multiple of {MULTIPLE} and at most "
+            f"{LARGEST}, not {head_size}. network.attention=plain has no such limits"
         )
     if name != "auto":
         return name

@@ -105,7 +105,7 @@ class Binding(NamedTuple):
 
 
 def _refuse(*_: Array) -> Array:
-    raise UserError("a classifier predicts the class of a sequence, and none of its tokens")
+    raise UserError("a classifier predicts the class of a sequence, not its tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,14 +158,14 @@ def _check(options: Any, name: str) -> None:
     check_least(options, classes=0)
     if options.classes < 2:
         raise UserError(
-            f"network.name={name!r} needs network.classes, the number of classes of the data, and "
-            f"at least 2, not {options.classes}"
+            f"network.name={name!r} needs network.classes of at least 2, the number of classes of "
+            f"the data, not {options.classes}"
         )
     for key, fits in OF_TOKENS.items():
         if getattr(options, key) != fits:
             raise UserError(
-                f"network.{key}={getattr(options, key)!r} is for networks that predict tokens; "
-                f"network.name={name!r} needs network.{key}={fits!r}"
+                f"network.{key}={getattr(options, key)!r} is only for networks that predict "
+                f"tokens: with network.name={name!r} set network.{key}={fits!r}"
             )
 
 

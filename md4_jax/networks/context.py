@@ -20,13 +20,15 @@ def checked_context(
     """
     found = dict(context or {})
     if foreign := found.keys() - set(takes):
-        raise UserError(f"the network takes {' and '.join(takes)}, not {sorted(foreign)[0]!r}")
+        raise UserError(
+            f"the network has the inputs {' and '.join(takes)}, not {sorted(foreign)[0]!r}"
+        )
     if "label" not in found:
         return found
     if not options.classes:
         raise UserError(
-            "the data have labels and network.classes=0: set network.classes to the number of "
-            "classes to train on them"
+            "the data have labels, but network.classes=0: set network.classes to the number of "
+            "classes to train on the labels"
         )
     if keys is not None and options.label_dropout:
         hidden = ~kept(folded(keys, LABEL), options.label_dropout, ())
@@ -61,13 +63,13 @@ def check_options(
         width = form.width or options.condition or options.size
         if width < 4:  # the frequencies of its sinusoids would be 0 / 0
             raise UserError(
-                f"the embedding of the time has {width} features and needs at least 4: raise "
-                "network.condition, or network.size if that is 0"
+                f"the time embedding has {width} features, but needs at least 4: raise "
+                "network.condition, or network.size if network.condition=0"
             )
     if options.output == "truncated_logistic" and options.vocab_size < 2:
         raise UserError(
-            "network.output=truncated_logistic needs two symbols at least, "
-            f"not a vocabulary of {options.vocab_size}"
+            "network.output=truncated_logistic needs at least two symbols, not a vocabulary of "
+            f"{options.vocab_size}"
         )
 
 

@@ -56,14 +56,14 @@ class DiT(Transformer):
         for key in OF_TEXTS:
             if getattr(self, key):
                 raise UserError(
-                    f"network.{key}={getattr(self, key)} is for texts; "
-                    f"network.name={self.name!r} needs network.{key}={type(getattr(self, key))()}"
+                    f"network.{key}={getattr(self, key)} is only for texts: with "
+                    f"network.name={self.name!r} set network.{key}={type(getattr(self, key))()}"
                 )
         if self.rotary_part * self.attention_size % 4:
             raise UserError(
-                f"network.size={self.size} must be a multiple of four times network.heads="
-                f"{self.heads}, or network.head_dim one of four (rotary positions of rows and of "
-                "columns)"
+                f"network.size={self.size} must be a multiple of four times "
+                f"network.heads={self.heads}, or network.head_dim a multiple of four, for the "
+                "rotary positions of rows and columns"
             )
 
     @property

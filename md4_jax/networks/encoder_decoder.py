@@ -61,9 +61,10 @@ class EncoderDecoder(Transformer):
         one_each = self.shared_blocks or self.decoder_reads == KEYS_VALUES
         if one_each and self.decoder_depth > self.depth:
             raise UserError(
-                f"network.decoder_depth={self.decoder_depth} must be at most network.depth="
-                f"{self.depth}: with network.shared_blocks or network.decoder_reads='keys_values' "
-                "each of the decoder's blocks belongs to one of the encoder's"
+                f"network.decoder_depth={self.decoder_depth} must be at most "
+                f"network.depth={self.depth}: with network.shared_blocks or "
+                "network.decoder_reads='keys_values' each block of the decoder uses a block of "
+                "the encoder"
             )
 
     @property

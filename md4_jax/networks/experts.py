@@ -267,8 +267,8 @@ def check_experts(o: Any) -> None:
         for key in ("dense_layers", "shared_hidden", "balance", "router_z"):
             if getattr(o, key):
                 raise UserError(
-                    f"network.{key}={getattr(o, key)} is for layers of experts: set "
-                    f"network.experts, or leave network.{key}=0"
+                    f"network.{key}={getattr(o, key)} is only for mixture-of-experts layers: set "
+                    f"network.experts, or network.{key}=0"
                 )
         return
     if o.feed_forward not in ("swiglu", "glu"):
@@ -277,8 +277,8 @@ def check_experts(o: Any) -> None:
         )
     if o.depth and o.dense_layers >= o.depth:
         raise UserError(
-            f"network.dense_layers={o.dense_layers} must be below network.depth={o.depth}: without "
-            "a layer of experts, set network.experts=0"
+            f"network.dense_layers={o.dense_layers} must be below network.depth={o.depth}: at "
+            "least one layer must have experts. For none set network.experts=0"
         )
     groups, taken = o.router_groups, o.router_groups_taken
     if not 1 <= taken <= groups:
@@ -294,6 +294,6 @@ def check_experts(o: Any) -> None:
     within = o.experts // groups * taken
     if not 1 <= o.experts_per_token <= within:
         raise UserError(
-            f"network.experts_per_token={o.experts_per_token} must lie between 1 and {within}, the "
-            "experts of the groups that are taken"
+            f"network.experts_per_token={o.experts_per_token} must lie between 1 and {within}, "
+            f"the number of experts in network.router_groups_taken={taken} groups"
         )

@@ -18,7 +18,9 @@ def symbols_read(options: Any) -> int:
 def check_growing(options: Any) -> None:
     """Raises UserError for options that `network.gaps` does not support."""
     if options.edits and not options.gaps:
-        raise UserError("network.edits=True, for masks that are deleted, needs network.gaps=True")
+        raise UserError(
+            "network.edits=True, which also predicts deletions of masks, needs network.gaps=True"
+        )
     for key, fits in (("causal", False), ("tables", 0), ("output", "categorical")):
         if options.gaps and getattr(options, key) != fits:
             raise UserError(

@@ -28,15 +28,15 @@ def check_images(options: Any, name: str, divisor: int, key: str) -> None:
     """
     if len(options.shape) != 3:
         raise UserError(
-            f"network.name={name!r} reads images of height x width x channels, and a sequence of "
-            f"this data has the shape {options.shape or '()'}: choose images (data.name), or "
-            "network.name='transformer'"
+            f"network.name={name!r} reads images of height x width x channels, but a sequence of "
+            f"these data has the shape {options.shape or '()'}: set data.name to a source of "
+            "images, or network.name='transformer'"
         )
     height, width, _ = options.shape
     if height % divisor or width % divisor:
         raise UserError(
-            f"{key} needs images whose height and width are multiples of {divisor}, and this data "
-            f"has {height} x {width}"
+            f"{key} needs the height and width of images to be multiples of {divisor}, but the "
+            f"images have {height} x {width} pixels"
         )
 
 

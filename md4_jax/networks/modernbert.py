@@ -63,7 +63,7 @@ class ModernBert(Transformer):
         if self.attention not in ("auto", "plain"):
             raise UserError(
                 "network.name='modernbert' needs network.attention='plain', not "
-                f"{self.attention!r}: its local layers see only near tokens"
+                f"{self.attention!r}: its local layers attend only to nearby tokens"
             )
         if self.local_base <= 0:
             raise UserError(f"network.local_base={self.local_base} must be above 0")

@@ -60,7 +60,7 @@ class Partition(Transformer):
         if self.attention not in ("auto", "plain"):
             raise UserError(
                 "network.name='partition' needs network.attention='plain', not "
-                f"{self.attention!r}: each token sees others of its own"
+                f"{self.attention!r}: each token attends to a different set of tokens"
             )
         if self.decoder_depth >= self.depth:
             raise UserError(

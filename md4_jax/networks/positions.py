@@ -17,8 +17,9 @@ def check_length(o: Any, z: Array | Mixture, more: int = 0) -> None:
     length = (z.weights if isinstance(z, Mixture) else z).shape[1] + more
     if o.positions and length > o.positions:
         raise UserError(
-            f"the network reads {length} tokens at once, and network.positions={o.positions} has "
-            "no vectors for more than that: take shorter texts (data.length, sample.length)"
+            f"the network reads {length} tokens at once, but has vectors for only "
+            f"network.positions={o.positions} positions: use shorter texts (data.length, "
+            "sample.length)"
         )
 
 

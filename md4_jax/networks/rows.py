@@ -61,8 +61,8 @@ class Rows(abc.ABC):
     def __post_init__(self):
         if self.size < self.width:
             raise UserError(
-                f"network.tables={self.size} must be 0 or at least {self.width}, the counts of a "
-                "row, so that a table has one"
+                f"network.tables={self.size} must be 0 or at least {self.width}, the number of "
+                "counts in one row"
             )
         if not 1 <= self.tokens <= MOST_TOKENS:
             raise UserError(
@@ -70,8 +70,8 @@ class Rows(abc.ABC):
             )
         if sum(self.sizes) > MOST_ROWS:
             raise UserError(
-                f"network.tables={self.size} makes {sum(self.sizes):,} rows of all tables, "
-                f"more than {MOST_ROWS:,}: lower it"
+                f"network.tables={self.size} makes tables with {sum(self.sizes):,} rows in all, "
+                f"more than {MOST_ROWS:,}: reduce it"
             )
 
     @property

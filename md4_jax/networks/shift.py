@@ -10,8 +10,8 @@ from md4_jax.protocols import Array, Blockwise, UserError
 
 # Options that exclude `shifted`, and why.
 EXCLUDED = {
-    "gaps": "the gap before a symbol is read off the features of that symbol",
-    "causal": "the autoregressive objective shows the network the token before each position",
+    "gaps": "the gap before a symbol is predicted from the features of that symbol",
+    "causal": "the autoregressive objective already reads the token before each position",
     "tables": "their estimate of a position is added to the features of that position",
 }
 

@@ -212,7 +212,7 @@ class Transformer(Positions):
         if self.tied and (self.embedding or self.is_ordinal):
             raise UserError(
                 "network.tied=True needs network.output=categorical and network.embedding=0, so "
-                "that the head can use the embedding's matrix"
+                "that the output layer can use the matrix of the embedding"
             )
 
     @property

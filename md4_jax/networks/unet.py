@@ -83,8 +83,8 @@ class UNet:
             )
         if not self.multipliers or min(self.multipliers) < 1:
             raise UserError(
-                f"network.multipliers={self.multipliers} must be whole numbers from 1 up, one for "
-                "each resolution"
+                f"network.multipliers={self.multipliers} must be whole numbers of at least 1, one "
+                "for each resolution"
             )
         divisor = 2 ** (len(self.multipliers) - 1)
         check_images(self, self.name, divisor, f"network.multipliers={self.multipliers}")
@@ -92,7 +92,7 @@ class UNet:
         if lost := set(self.attention_at) - set(heights):
             raise UserError(
                 f"network.attention_at={self.attention_at}: there is no feature map of height "
-                f"{min(lost)}. There are those of {', '.join(map(str, heights))}"
+                f"{min(lost)}. The heights are {', '.join(map(str, heights))}"
             )
 
     @property

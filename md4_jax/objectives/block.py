@@ -60,8 +60,8 @@ class BlockDiffusion:
             raise UserError(f"objective.weights must be 'bound' or 'equal', not {self.weights!r}")
         if self.weights == "equal" and self.draws != "exact":
             raise UserError(
-                "objective.weights='equal' is for objective.draws='exact', with which each number "
-                f"of masks is equally likely, not {self.draws!r}"
+                "objective.weights='equal' needs objective.draws='exact', which draws each "
+                f"number of masks with the same probability, not {self.draws!r}"
             )
         if not 0.0 <= self.low < self.high <= 1.0:
             raise UserError(
@@ -70,8 +70,8 @@ class BlockDiffusion:
             )
         if self.is_clipped and self.draws == "exact":
             raise UserError(
-                f"objective.low={self.low} and objective.high={self.high} clip the part of masks, "
-                "which objective.draws='exact' does not draw: take draws='times'"
+                f"objective.low={self.low} and objective.high={self.high} limit the fraction of "
+                "masks, which objective.draws='exact' does not draw: set objective.draws='times'"
             )
 
     @property

@@ -29,8 +29,8 @@ class Classifier:
         """Raises UserError for noise that is learned: that of the model would be another one."""
         if isinstance(process, RevealsBySymbol):
             raise UserError(
-                "objective.name='classifier' needs noise that is not learned, and with "
-                "process.name='state_dependent' a model learns its own: take process.name='masking'"
+                "objective.name='classifier' needs noise without learned parameters, but "
+                "process.name='state_dependent' learns its schedule: set process.name='masking'"
             )
 
     def __call__(

@@ -51,8 +51,8 @@ class ConcreteScore:
             raise UserError(f"objective.time must lie in [0, 1], not {self.time}")
         if self.form == "denoising" and self.time == 0:
             raise UserError(
-                "objective.time must be above 0 with objective.form='denoising', which needs "
-                f"noise, not {self.time}; objective.form='matching' needs none"
+                "objective.time must be above 0 with objective.form='denoising', because that "
+                "form needs noise. objective.form='matching' works without noise"
             )
 
     @property
@@ -62,7 +62,7 @@ class ConcreteScore:
             (RedrawsUniformly,),
             time=self.time is None,
             parametrisations=("joint", "score"),
-            why="the ratios depend on the noise level, and a mixture's have no value without noise",
+            why="the ratios depend on the noise level, and a mixture's are undefined without noise",
         )
 
     def is_bound(self, process: RedrawsUniformly) -> bool:

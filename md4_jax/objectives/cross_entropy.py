@@ -56,8 +56,10 @@ class CrossEntropy:
         return Needs(
             (RedrawsUniformly,),
             parametrisations=("mixture",),
-            why="cross-entropy learns the posterior of x_n given all of z, which the plug-in form "
-            "does not want",
+            why=(
+                "cross-entropy learns the posterior of x_n given all of z, which the joint "
+                "parametrisation does not predict"
+            ),
             blockwise=self.block > 0,
             recalls=self.self_conditioning > 0,
             reads=self.left_to_right > 0,

@@ -75,8 +75,9 @@ class CTMC:
         joint = getattr(process, "parametrisation", "") == "joint"
         if self.cross_entropy > 0 and joint and not process.shows_clean:
             raise UserError(
-                f"objective.cross_entropy={self.cross_entropy} needs process.parametrisation="
-                "'mixture', not 'joint': the cross-entropy learns the posterior of x"
+                f"objective.cross_entropy={self.cross_entropy} needs "
+                "process.parametrisation='mixture', not 'joint': the cross-entropy is minimised "
+                "by the posterior of x"
             )
 
     def __call__(

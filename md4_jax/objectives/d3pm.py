@@ -46,7 +46,7 @@ class D3PM:
     needs: ClassVar[Needs] = Needs(
         (RevealsMasks, HasPosterior),
         parametrisations=("joint", "mixture"),
-        why="a step of T has to be a distribution for every output of the network",
+        why="a step of T must be a distribution for every output of the network",
     )
     time_power: ClassVar[int] = 2
 
@@ -79,7 +79,8 @@ class D3PM:
         if own is not None and self.timesteps not in (None, own):
             raise UserError(
                 f"objective.timesteps={self.timesteps} must be process.timesteps={own}: the "
-                "process has a matrix for each of its steps (None takes it from there)"
+                "process has a matrix for each of its steps (objective.timesteps=None uses that "
+                "number)"
             )
         uniform = getattr(process, "is_uniform", False)
         if self.cross_entropy > 0 and uniform and process.parametrisation == "joint":
@@ -87,9 +88,9 @@ class D3PM:
             own = "parametrisation" in {field.name for field in dataclasses.fields(process)}
             raise UserError(
                 f"objective.cross_entropy={self.cross_entropy} with uniform noise needs "
-                f"{'' if own else 'process.name=uniform and '}"
-                "process.parametrisation='mixture', not 'joint': the cross-entropy learns the "
-                "posterior of x, for which the joint form takes wrong steps"
+                f"{'' if own else 'process.name=uniform and '}process.parametrisation='mixture', "
+                "not 'joint': the cross-entropy is minimised by the posterior of x, which gives "
+                "wrong steps with the joint form"
             )
 
     def __call__(

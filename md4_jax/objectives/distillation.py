@@ -108,9 +108,9 @@ class Distillation:
         if asked > rounds and self.growth > 1:
             raise UserError(
                 f"train.num_steps={num_steps} with objective.round_steps={self.round_steps} makes "
-                f"{asked} rounds. From objective.steps={self.steps} on, {rounds} are enough to "
-                f"come to a single step: train at most {rounds * self.round_steps} steps, or "
-                "raise objective.round_steps"
+                f"{asked} rounds. Starting from objective.steps={self.steps}, {rounds} are enough "
+                "to reach a single step: set train.num_steps to at most "
+                f"{rounds * self.round_steps}, or raise objective.round_steps"
             )
 
 

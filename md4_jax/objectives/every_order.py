@@ -55,9 +55,9 @@ class EveryOrder:
                 )
         if not self.orders and self.block > LARGEST_BLOCK:
             raise UserError(
-                f"objective.block={self.block} with objective.orders=0 takes 2^{self.block} calls "
-                f"of the network a sequence: take blocks of at most {LARGEST_BLOCK} tokens, or a "
-                "bound by some orders, such as objective.orders=8"
+                f"objective.block={self.block} with objective.orders=0 needs 2^{self.block} calls "
+                f"of the network for each sequence: use blocks of at most {LARGEST_BLOCK} tokens, "
+                "or a bound from some random orders, such as objective.orders=8"
             )
 
     def is_bound(self, process: RevealsMasks) -> bool:

@@ -45,7 +45,7 @@ class GeneralizedKL:
     needs: ClassVar[Needs] = Needs(
         (RedrawsUniformly, FollowsDistances),
         parametrisations=("joint", "mixture"),
-        why="its outputs must be a distribution over x; score_entropy takes a score",
+        why="its outputs must be probabilities of x. For scores use objective.name='score_entropy'",
     )
     time_power: ClassVar[int] = 5
     is_loose: ClassVar[bool] = True

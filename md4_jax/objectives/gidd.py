@@ -37,7 +37,7 @@ class GIDD:
     needs: ClassVar[Needs] = Needs(
         (Interpolates,),
         parametrisations=("joint",),
-        why="the bound is that of the plug-in form",
+        why="the bound is derived for the joint form",
     )
     time_power: ClassVar[int] = 10
 

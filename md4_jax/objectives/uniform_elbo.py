@@ -56,7 +56,10 @@ class UniformELBO:
         return Needs(
             (RedrawsUniformly,),
             parametrisations=("joint", "mixture"),
-            why="its outputs must be a distribution over x; score_entropy takes a score",
+            why=(
+                "its outputs must be a distribution over x. For scores use "
+                "objective.name='score_entropy'"
+            ),
             blockwise=self.block > 0,
         )
 

@@ -61,8 +61,8 @@ class Edits(Growing):
     def __post_init__(self):
         if self.masks < 1:
             raise UserError(
-                f"process.masks must be at least 1, not {self.masks}: with an empty text at t=1 it "
-                "is process.name='deletion'"
+                f"process.masks must be at least 1, not {self.masks}: for an empty text at t=1 "
+                "use process.name='deletion'"
             )
 
     @property

@@ -52,9 +52,10 @@ class GaussianMasking(Masks):
             )
         if not 0 < self.confusion_start < self.confusion_end < 0.5:
             raise UserError(
-                f"process.confusion_start={self.confusion_start} and process.confusion_end="
-                f"{self.confusion_end} must rise, and lie above 0 and below 0.5, where the noise "
-                "has no end"
+                f"process.confusion_start={self.confusion_start} and "
+                f"process.confusion_end={self.confusion_end} must satisfy 0 < confusion_start < "
+                "confusion_end < 0.5, because the standard deviation of the noise is infinite at "
+                "0.5"
             )
 
     def observed(self, keys: Array, x: Array, t: Array) -> Array:

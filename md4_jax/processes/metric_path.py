@@ -60,8 +60,9 @@ class MetricPath(Unlearned):
     def __post_init__(self):
         if self.vocab_size > MOST_SYMBOLS:
             raise UserError(
-                f"process.name='metric_path' takes V^2 work for each token, and is for at most "
-                f"{MOST_SYMBOLS} symbols, not {self.vocab_size}: take process.name='uniform'"
+                "process.name='metric_path' needs a number of operations quadratic in the "
+                f"vocabulary size for each token, and supports at most {MOST_SYMBOLS} symbols, "
+                f"not {self.vocab_size}: use process.name='uniform'"
             )
         if self.parametrisation not in PARAMETRISATIONS:
             raise UserError(
@@ -78,7 +79,7 @@ class MetricPath(Unlearned):
         if self.parametrisation == "mixture" and self.offset == 0:
             raise UserError(
                 "process.parametrisation='mixture' needs process.offset above 0, such as 1e-3: "
-                "where beta grows without end, its bound is infinite"
+                "with 0 beta is unbounded and the bound is infinite"
             )
         self._check_table()
         self._check_ends()
@@ -90,14 +91,15 @@ class MetricPath(Unlearned):
             return
         if len(self.table) != size**2:
             raise UserError(
-                f"process.table must have {size**2} numbers, the distances of {size} symbols, not "
-                f"{len(self.table)}"
+                f"process.table must have {size**2} numbers, the distances between {size} "
+                f"symbols, not {len(self.table)}"
             )
         table = np.reshape(np.asarray(self.table, np.float64), (size, size))
         apart = table[~np.eye(size, dtype=bool)]
         if np.diag(table).any() or not np.isfinite(table).all() or not (apart > 0).all():
             raise UserError(
-                "process.table must be 0 for each symbol and itself, and positive for any other two"
+                "process.table must be 0 between a symbol and itself, and positive between two "
+                "different symbols"
             )
 
     def _check_ends(self) -> None:
@@ -105,16 +107,17 @@ class MetricPath(Unlearned):
         early, late = lost_nats(self)
         if early > MOST_LOST:
             raise UserError(
-                f"process.scale={self.scale} and process.exponent={self.exponent} leave noise at "
-                f"t = 2^-24, the earliest that is drawn: a bound would miss about {early:.2g} nats "
-                "of a token there. Take a larger exponent or scale, or process.offset above 0, "
-                "with which that cost is added"
+                f"process.scale={self.scale} and process.exponent={self.exponent} leave too much "
+                "noise at t = 2^-24, the smallest time that is drawn: a bound would lack about "
+                f"{early:.2g} nats per token. Use a larger exponent or scale, or process.offset "
+                "above 0, with which the bound includes them"
             )
         if late > MOST_LOST:
             raise UserError(
-                f"process.scale={self.scale} and process.exponent={self.exponent} leave a token "
-                f"{late:.2g} nats from uniform at t = 1 - 2^-24, the latest that is drawn, which a "
-                "bound would miss. Take a larger exponent or a smaller scale"
+                f"process.scale={self.scale} and process.exponent={self.exponent} keep too much "
+                "information at t = 1 - 2^-24, the largest time that is drawn: a token is still "
+                f"{late:.2g} nats from uniform, and a bound would lack them. Use a larger "
+                "exponent or a smaller scale"
             )
 
     def is_noise(self, z: Array) -> Array:

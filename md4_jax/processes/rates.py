@@ -68,7 +68,7 @@ class Rates(Scheduled):
                 f"process.name='rates' takes at most {MOST_SYMBOLS} symbols: with "
                 f"{self.vocab_size} it needs {self.vocab_size} x {self.vocab_size} matrices, "
                 f"{4e-6 * self.vocab_size**2:.0f} MB for each sequence of a batch. "
-                "process.name='masking' or 'uniform' needs none"
+                "process.name='masking' or 'uniform' need no matrices"
             )
         if not self.rate_width >= 0.5:
             raise UserError(f"process.rate_width must be at least 0.5, not {self.rate_width}")
@@ -85,7 +85,8 @@ class Rates(Scheduled):
         if self.kernel == "absorbing" and not reaches_one(self.schedule):
             raise UserError(
                 "process.kernel='absorbing' needs a schedule that reaches alpha = 0 (linear, "
-                "polynomial, cosine): with another the prior's term is infinite"
+                "polynomial, cosine): with another schedule the prior term of the bound is "
+                "infinite"
             )
 
     @property

@@ -30,13 +30,13 @@ class Resizing(Masking):
             number = getattr(self, key)
             if not -self.vocab_size <= number < self.vocab_size:
                 raise UserError(
-                    f"process.{key}={number} must be one of the {self.vocab_size} symbols of the "
-                    "vocabulary; a negative number counts from its end"
+                    f"process.{key}={number} must be the id of one of the {self.vocab_size} "
+                    "symbols of the vocabulary, or a negative number that counts from its end"
                 )
         if self.expand_id == self.delete_id:
             raise UserError(
-                f"process.expand={self.expand} and process.delete={self.delete} are one symbol of "
-                f"the {self.vocab_size} of the vocabulary: they must be two"
+                f"process.expand={self.expand} and process.delete={self.delete} are the same "
+                f"symbol of the vocabulary of {self.vocab_size}: they must be two different ones"
             )
 
     @property

@@ -80,8 +80,8 @@ class Transition(Scheduled):
             raise UserError(
                 f"process.name='transition' with process.timesteps={self.timesteps} and "
                 f"{self.states} symbols needs a table of {size / 2**30:.1f} GiB, more than "
-                f"{LARGEST_TABLE / 2**30:.0f}: lower process.timesteps, or take process.name="
-                "'uniform' or 'masking', which have no matrices"
+                f"{LARGEST_TABLE / 2**30:.0f}: reduce process.timesteps, or use "
+                "process.name='uniform' or 'masking', which need no matrices"
             )
 
     @property

@@ -56,9 +56,9 @@ class Uniform(Scheduled):
             )
         if self.parametrisation == "score" and reaches_one(self.schedule):
             raise UserError(
-                "process.parametrisation='score' with uniform noise needs a schedule that "
-                "stops before alpha = 0, where its weight sigma has no limit: "
-                "process.schedule.name=log_linear or geometric"
+                "process.parametrisation='score' with uniform noise needs a schedule that stops "
+                "before alpha = 0, where the weight sigma would be infinite: set "
+                "process.schedule.name to log_linear or geometric"
             )
 
     def is_noise(self, z: Array) -> Array:

@@ -85,38 +85,39 @@ class Confidence:
                 raise UserError(f"sample.{key} must not be negative, not {value}")
         if self.rule in ("threshold", "factor") and self.score == "entropy":
             raise UserError(
-                f"sample.rule={self.rule!r} compares probabilities with sample.limit: take "
+                f"sample.rule={self.rule!r} compares probabilities with sample.limit: set "
                 "sample.score='probability' or 'margin', not 'entropy'"
             )
         is_told = isinstance(self.limit, float | int)  # and not traced, within a program
         if is_told and self.limit and not self.is_adaptive:
             raise UserError(
-                f"sample.limit={self.limit} is for the other rules than sample.rule='count': name "
-                f"one of {', '.join(RULES[1:])}"
+                f"sample.limit={self.limit} has no effect with sample.rule='count': set "
+                f"sample.rule to one of {', '.join(RULES[1:])}"
             )
         if is_told and self.rule == "threshold" and not 0 < self.limit <= 1:
             raise UserError(
                 "sample.rule='threshold' compares probabilities with sample.limit, which must be "
-                f"above 0 and at most 1, as 0.9 is, not {self.limit}"
+                f"above 0 and at most 1, such as 0.9, not {self.limit}"
             )
         if self.is_adaptive and self.per_step:
             raise UserError(
-                f"sample.per_step={self.per_step} is for sample.rule='count', and {self.rule!r} "
-                "chooses the number itself: leave sample.per_step at 0"
+                f"sample.per_step={self.per_step} is only for sample.rule='count', because "
+                f"{self.rule!r} chooses the number of tokens itself: set sample.per_step=0"
             )
         if self.is_adaptive and isinstance(self.noise, float | int) and self.noise:
             raise UserError(
-                f"sample.noise={self.noise} is for sample.rule='count', not {self.rule!r}"
+                f"sample.noise={self.noise} is only for sample.rule='count', not {self.rule!r}"
             )
         if self.edit > 1:
             raise UserError(
-                f"sample.edit is the least probability of a new token, as 0.9 is, not {self.edit}"
+                "sample.edit is the smallest probability with which a token is replaced and must "
+                f"be at most 1, not {self.edit}"
             )
         if self.edit and self.semi_autoregressive:
             raise UserError(
                 f"sample.edit={self.edit} replaces tokens of the block that is being drawn, and "
-                f"sample.semi_autoregressive={self.semi_autoregressive} draws all blocks in one "
-                "go: leave one of them at 0, and for block diffusion set sample.block"
+                f"sample.semi_autoregressive={self.semi_autoregressive} draws all blocks within "
+                "one sequence: set one of them to 0. For block diffusion set sample.block"
             )
 
     @property

@@ -43,7 +43,9 @@ class Insert:
     def __post_init__(self):
         if self.order not in ORDERS:
             known = " or ".join(map(repr, ORDERS))
-            raise UserError(f"sample.order must be {known} with insert, not {self.order!r}")
+            raise UserError(
+                f"sample.order must be {known} with sample.name='insert', not {self.order!r}"
+            )
 
     def __call__(
         self, denoiser: Denoiser, process: InsertsMasks, chain: Chain, s: Array, t: Array, keys

@@ -117,7 +117,7 @@ class TauLeaping:
             raise UserError(
                 "sample.several='sum' adds distances between symbols, so that it needs "
                 "process.name='rates' with process.kernel='gaussian_target' or "
-                "'gaussian_symmetric'; take 'first' or 'reject'"
+                "'gaussian_symmetric'; otherwise set sample.several to 'first' or 'reject'"
             )
 
     def __call__(

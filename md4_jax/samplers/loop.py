@@ -272,8 +272,8 @@ def without_noise(
         return reveal.draw_where(denoiser, transform, chain, left, t=time, keys=keys)
     if not isinstance(process, PredictsClean):
         raise UserError(
-            f"the process {type(process).__name__} cannot be sampled: it has no clean_logits, "
-            "which the last step needs to remove the noise that is left"
+            f"the process {type(process).__name__} cannot be sampled: it has no method "
+            "clean_logits, which the last step needs to remove the remaining noise"
         )
     left = process.noise_left(time) | process.is_noise(chain.z)
 

@@ -34,7 +34,7 @@ class Metropolis:
     needs: ClassVar[Needs] = Needs(
         (RedrawsUniformly,),
         parametrisations=("joint", "score"),
-        why="a mixture's ratios have no value without noise",
+        why="the ratios of a mixture are undefined without noise",
     )
 
     proposals: int = 64
@@ -50,8 +50,8 @@ class Metropolis:
             plain = getattr(Transform(), key)
             if value != plain:
                 raise UserError(
-                    f"sample.{key} must be {plain!r} with sample.name='metropolis', which draws no "
-                    f"token from a distribution, not {value}"
+                    f"sample.{key} must be {plain!r} with sample.name='metropolis', which does "
+                    f"not draw tokens from a distribution, not {value}"
                 )
 
     def __call__(

@@ -130,7 +130,7 @@ class AnyOrder(InOrder):
         if self.semi_autoregressive and self.order == "right_to_left":
             raise UserError(
                 f"sample.semi_autoregressive={self.semi_autoregressive} fills blocks from left to "
-                "right: take another sample.order than 'right_to_left'"
+                "right, so sample.order must not be 'right_to_left'"
             )
 
     @property

@@ -59,8 +59,9 @@ def grid_of(counts: np.ndarray, schedule: Any) -> np.ndarray:
     grid = np.concatenate([[0.0], inner, [1.0]]).astype(np.float32)
     if not (np.diff(grid) > 0).all():
         raise UserError(
-            f"sample.grid='optimal' needs a schedule that masks all numbers of tokens, and "
-            f"process.schedule={schedule} stops before 0 or 1: take a list of times"
+            "sample.grid='optimal' needs a schedule from no masks at t=0 to only masks at t=1, "
+            f"and process.schedule={schedule} does not reach one of them: set sample.grid to a "
+            "list of times"
         )
     return grid
 
@@ -97,14 +98,15 @@ def stored(workdir: Place | None, length: int) -> np.ndarray:
     """Returns the profile of a run, [L]; UserError if there is none, or one of another length."""
     if workdir is None or not exists(workdir / FILE):
         raise UserError(
-            f"sample.grid='optimal' reads {workdir or 'DIR'}/{FILE}, which is not there. It is "
-            f"made from a trained run by: python -m md4_jax --workdir {workdir or 'DIR'} --mode "
+            f"sample.grid='optimal' reads {workdir or 'DIR'}/{FILE}, which does not exist. Make "
+            f"it from a trained run by: python -m md4_jax --workdir {workdir or 'DIR'} --mode "
             "eval --evals information_profile"
         )
     profile = np.array(json.loads((workdir / FILE).read_text())["nats"])
     if len(profile) != length:
         raise UserError(
-            f"sample.grid='optimal' needs a profile of {length} tokens, those of a sample, and "
-            f"{workdir / FILE} has {len(profile)}: set sample.length to it, or measure again"
+            f"sample.grid='optimal' needs a profile for the {length} tokens of a sample, but "
+            f"{workdir / FILE} has {len(profile)}: set sample.length={len(profile)}, or measure "
+            "the profile again"
         )
     return profile

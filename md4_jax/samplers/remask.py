@@ -57,9 +57,12 @@ class Remask:
                 f"not {self.until} and {self.since}"
             )
         if not 0 < self.held < 1:
-            raise UserError(f"sample.held, an alpha, must lie in (0, 1), not {self.held}")
+            raise UserError(f"sample.held, a value of alpha, must lie in (0, 1), not {self.held}")
         if self.loop and not self.since < 1:
-            raise UserError("sample.loop=True needs sample.since < 1, since alpha rises before it")
+            raise UserError(
+                f"sample.loop=True needs sample.since < 1, not {self.since}: alpha rises "
+                "between t = 1 and sample.since"
+            )
 
     def __call__(
         self,

@@ -73,9 +73,9 @@ def check_exclude(transform: Transform, process: Any, sampler: str) -> None:
     """
     if transform.excluded and not process.shows_clean:
         raise UserError(
-            f"sample.exclude cannot be kept by sample.name={sampler!r} on noise that is no mask: a "
-            "token that makes no jump stays as the noise drew it, which may be an excluded symbol. "
-            "Take sample.name=ancestral, or leave sample.exclude empty"
+            f"sample.exclude cannot be used with sample.name={sampler!r} unless the noise "
+            "consists of masks: a token that never jumps keeps its initial random symbol, which "
+            "may be an excluded one. Set sample.name=ancestral, or sample.exclude=''"
         )
 
 

@@ -29,8 +29,9 @@ def test_back_to_a_step_at_another_rate(copy, run, refused, rows, snapshot, monk
     words = ("--workdir", copy, "--config.optim.learning_rate=0.005")
     assert "optim.learning_rate: 0.01 in the workdir, 0.005 asked for" in refused(*words)
     before = snapshot(copy)
-    assert "no checkpoint of step 22 (--back); it has those of steps [21, 28, 30]" in refused(
-        *words, "--back", "22"
+    assert (
+        "no checkpoint of step 22 (--back): it has checkpoints of the steps [21, 28, 30]"
+        in refused(*words, "--back", "22")
     )
     assert "train.seed" in refused(*words, "--back", "21", "--config.train.seed=1")
     assert {k: v for k, v in snapshot(copy).items() if k in before} == before

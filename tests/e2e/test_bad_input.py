@@ -71,7 +71,7 @@ CONFIG = [
     (["network.dtype=float16"], ["network.dtype must be float32 or bfloat16, not 'float16'"]),
     (["network.lora_rank=-1"], ["network.lora_rank must not be negative, not -1"]),
     (["network.lora_dropout=0.1"], ["network.lora_dropout=0.1", "network.lora_rank=0"]),
-    (["network.lora_rank=4"], ["network.lora_rank adapts a model that is trained already"]),
+    (["network.lora_rank=4"], ["network.lora_rank trains adapters of a model"]),
     (["network.parameters=bfloat16"], ["network.parameters='bfloat16'", "network.lora_rank"]),
     (["train.trainable=lora"], ["train.trainable='lora' matches none of the network's"]),
     (["train.trainable=("], ["train.trainable='(' is not a regular expression"]),
@@ -115,7 +115,7 @@ def test_a_wrong_config(assignments, said, tiny, tmp_path, refused):
         (["--config", "md4_jax/protocols/batch.py"], "get_config"),
         (["--config", "configs/base.py", "--config.train.seed"], "needs a value"),
         ([], "there is no --config and no --workdir of a run: give --config FILE"),
-        (["--mode", "eval"], "or the --workdir of a run, whose config is then used"),
+        (["--mode", "eval"], "or the --workdir of a run to use its config"),
         (
             ["--workdir", "/nowhere/run"],
             "there is no --config and no run in --workdir /nowhere/run",
@@ -269,7 +269,7 @@ def test_a_saved_model_is_no_run(tiny, tmp_path, refused):
     (tmp_path / "run" / "model.safetensors").touch()
     for mode in ("eval", "sample"):
         message = refused(*flags, "--mode", mode)
-        assert f"{tmp_path / 'run'} is a saved model and no run: --mode import --from" in message
+        assert f"{tmp_path / 'run'} is a published model, not a run: make a run of" in message
 
 
 @pytest.mark.parametrize(

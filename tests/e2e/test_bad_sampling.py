@@ -86,9 +86,12 @@ VALUES = [
     (["reward.every=0"], ["sample.reward.every must be at least 1, not 0"]),
     (["reward.threshold=2"], ["sample.reward.threshold must lie in [0, 1], not 2"]),
     ([*REWARD, "stride=8", "length=40"], ["sample.reward.name='pattern'", "sample.stride=8"]),
-    ([*REWARD, "block=8"], ["sample.reward.name='pattern' is not for sample.block=8"]),
-    ([*REWARD, "trace=True"], ["sample.reward.name='pattern' is not for sample.trace=True"]),
-    ([*REWARD, "name=any_order"], ["is not for sample.per_step=1", "Leave sample.per_step=0"]),
+    ([*REWARD, "block=8"], ["sample.reward.name='pattern' cannot be combined with sample.block=8"]),
+    (
+        [*REWARD, "trace=True"],
+        ["sample.reward.name='pattern' cannot be combined with sample.trace=True"],
+    ),
+    ([*REWARD, "name=any_order"], ["with sample.per_step=1", "Set sample.per_step=0"]),
     (["name=ancestral", "order=random"], ["key in sample 'order'"]),  # another sampler's
 ]
 # Sampler, settings of other sections -> what it would need.
@@ -145,7 +148,10 @@ def test_a_process_with_steps_of_its_own_takes_no_others(said_of):
 @pytest.mark.parametrize("setting", ["temperature=0.5", "top_k=3", "top_p=0.9"])
 def test_ratios_are_no_distribution_to_be_changed(setting, said_of):
     message = said_of(*SCORE, f"sample.{setting}")
-    assert f"sample.{setting} needs a distribution" in message and "'score'" in message
+    assert (
+        f"sample.{setting} needs a network that predicts probabilities" in message
+        and "'score'" in message
+    )
 
 
 def test_a_wrong_line_of_a_file_is_named(tiny, tmp_path, refused):

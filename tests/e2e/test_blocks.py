@@ -118,7 +118,7 @@ def test_a_masked_model_is_where_it_begins(run, tiny, trained, tmp_path, refused
     assert resumed.code == 0 and "begins with" not in resumed.out
     wrong = ("--config", tiny, "--workdir", tmp_path / "other", f"--config.train.initial={trained}")
     message = refused(*wrong, "--config.network.depth=2", "--config.network.size=48")
-    assert "network.depth=1 there and 2 here, network.size=32 there and 48 here" in message
+    assert "network.depth=1 in that run and 2 in this one, network.size=32 in that run" in message
     message = refused(*wrong[:-1], "--config.train.initial=/nowhere")
     assert "train.initial=/nowhere holds no run" in message
     assert not (tmp_path / "other").exists()
@@ -160,7 +160,7 @@ def test_blocks_of_uniform_noise_are_evaluated_and_sampled(run, noisy):
 MISTAKES = [
     (["objective.block=5"], ["objective.block=5", "data.length=16"]),
     (["objective.block=0"], ["objective.block must be at least 1, not 0"]),
-    (["objective.low=0.3"], ["low=0.3", "high=1.0", "take draws='times'"]),
+    (["objective.low=0.3"], ["low=0.3", "high=1.0", "set objective.draws='times'"]),
     (["network.local_width=3"], ["network.local_width=0"]),
     (["network.causal=True"], ["network.causal=False"]),
     (["process.name=state_dependent"], ["'masking' or 'resizing', not 'state_dependent'"]),

@@ -87,15 +87,15 @@ def test_a_resumed_run_ends_bit_for_bit_the_same(step, student, run, tmp_path, s
 def test_a_distillation_needs_a_teacher_of_its_own_noise(tiny, trained, tmp_path, refused):
     workdir = tmp_path / "run"
     message = refused(*words(tiny, workdir))
-    assert "objective.name='sdtt' learns from a teacher" in message
+    assert "objective.name='sdtt' needs a teacher" in message
     assert "--config.train.initial=RUN" in message
     other = words(tiny, workdir, train__initial=trained, process__schedule__name="cosine")
     message = refused(*other)
     assert "cannot be the teacher of objective.name='sdtt'" in message
-    assert "process.schedule.name='linear' there and 'cosine' here" in message
+    assert "process.schedule.name='linear' in that run and 'cosine' in this one" in message
     uniform = {"objective__name": "dcd", "process__name": "uniform"}
     message = refused(*words(tiny, workdir, train__initial=trained, **uniform))
-    assert "process.name='masking' there and 'uniform' here" in message
+    assert "process.name='masking' in that run and 'uniform' in this one" in message
     message = refused(*words(tiny, workdir, train__initial=trained, train__num_steps=13))
     assert "makes 4 rounds" in message and "train at most 12 steps" in message
     assert not workdir.exists()

@@ -164,7 +164,7 @@ def test_an_unknown_evaluator(refused, trained):
     at = ("--workdir", trained, "--mode", "eval")
     message = refused(*at, "--evals=tset")
     assert "'tset'; did you mean 'test'? Known: " in message
-    assert "Those of the config are test, validation, ngrams, samples, the others" in message
+    assert "The evaluators of the config are test, validation, ngrams, samples. The" in message
     assert "--evals=test is for --mode eval" in refused("--workdir", trained, "--evals=test")
     message = refused(*at, "--config.evals.test.final=False")
     assert "no evaluator is final: give --evals, of " in message

@@ -74,7 +74,7 @@ def test_inpainting_and_paths_from_the_command_line(digits, run, tmp_path):
         ("sample.box", "0,0,9,9", "needs an image"),
         ("sample.length", "128", "this run has images of 64 values"),
         ("sample.stride", "8", "this run has images of 64 values"),
-        ("sample.prompt", "three", "is for text"),
+        ("sample.prompt", "three", "is only for text"),
     ):
         refused = run(*sample, f"--config.{key}={value}")
         assert refused.code == 2 and re.search(words, refused.err), refused

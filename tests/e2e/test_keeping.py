@@ -79,7 +79,7 @@ def test_the_best_is_read_by_its_name_and_by_its_step(mode, whole, run, refused)
         assert json.loads(ended.out.splitlines()[-1])["step"] == step
     message = refused(*at, "--config.eval.checkpoint=6")
     assert f"{whole[0]} has no checkpoint of step 6 (eval.checkpoint)" in message
-    assert "those of steps [4, 9]" in message
+    assert "checkpoints of the steps [4, 9]" in message
 
 
 def test_there_may_be_no_best(whole, refused):
@@ -88,7 +88,7 @@ def test_there_may_be_no_best(whole, refused):
     words = ("--config.checkpoint.best=test", "--config.evals.test.every=1")
     message = refused(*at, *words)
     assert "none of the checkpoints" in message and "evaluated by evals.test" in message
-    assert "they are of steps [4, 9]" in message
+    assert "It has checkpoints of the steps [4, 9]" in message
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -46,7 +46,7 @@ def test_a_run_learns_what_is_preferred(run, tiny, tmp_path):
     )  # fmt: skip
     at = ("--config", tiny, "--workdir", tmp_path / "preferred")
     ended = run(*at, *words)
-    assert ended.code == 2 and "'preference' learns from a teacher, a model that is" in ended.err
+    assert ended.code == 2 and "'preference' needs a teacher, which is a model" in ended.err
     ended = run(*at, *words, f"--config.train.initial={tmp_path / 'tuned'}")
     assert ended.code == 0, ended
     first, last = (runs.rows(tmp_path / "preferred")[n] for n in (0, -1))

@@ -82,7 +82,7 @@ def test_a_checkpoint_that_does_not_know_its_text(elsewhere, refused, monkeypatc
     text, workdir = elsewhere
     monkeypatch.setattr("md4_jax.training.checkpoint.Checkpoints.host", lambda self: {})
     message = refused("--workdir", workdir, f"--config.data.path={text}", "--mode", "eval")
-    assert "do not say what text they were trained on" in message
+    assert "do not record which text they were trained on" in message
 
 
 def test_a_run_is_timed_in_its_own_symbols_without_its_text(elsewhere, run):
@@ -101,10 +101,10 @@ def test_a_run_is_timed_in_its_own_symbols_without_its_text(elsewhere, run):
 def test_more_steps_are_refused_where_the_learning_rate_ends(trained, refused):
     message = refused("--workdir", trained, "--config.train.num_steps=40")
     assert "train.num_steps: 30 in the workdir, 40 asked for" in message
-    assert "(optim.decay='cosine') is made for 30 steps and ends with them" in message
+    assert "(optim.decay='cosine') was planned for 30 steps" in message
     assert f"--config.train.initial={trained}" in message
     message = refused("--workdir", trained, "--config.train.seed=4")
-    assert "is made for" not in message
+    assert "was planned for" not in message
 
 
 def test_fewer_steps_than_a_run_has_made_are_refused(trained, run, refused, tmp_path):
@@ -170,10 +170,10 @@ def test_a_network_that_reads_parameters_otherwise_does_not_begin_with_them(
     assert run(*words, "--workdir", tmp_path / "same", *same).code == 0
     for key, there, here in (("heads", 2, 4), ("norm_eps", 1e-06, 0.01)):
         message = refused(*words, "--workdir", tmp_path / "a", f"--config.network.{key}={here}")
-        assert f"mean something else: network.{key}={there} there and {here} here" in message
+        assert f"another meaning: network.{key}={there} in that run and {here} in this" in message
     ended = run(*words, "--workdir", tmp_path / "b", "--config.network.rotary_base=500.0")
     assert ended.code == 0, ended
-    said = "whose network had network.rotary_base=10000.0 there and 500.0 here"
+    said = "whose network had network.rotary_base=10000.0 in that run and 500.0 in this one"
     assert said in ended.out
 
 

@@ -147,7 +147,10 @@ def test_every_adapter_has_draws_of_its_own(monkeypatch):
     [
         (dict(lora_dropout=1.0), r"network.lora_dropout must lie in \[0, 1\), not 1.0"),
         (dict(lora_dropout=-0.1), r"network.lora_dropout must lie in \[0, 1\), not -0.1"),
-        (dict(lora_rank=0), "lora_dropout=0.3 is for the inputs of adapters, and network.lora_r"),
+        (
+            dict(lora_rank=0),
+            "lora_dropout=0.3 applies to the inputs of adapters, but network.lora_r",
+        ),
     ],
 )
 def test_rates_that_are_none(changes, said):

@@ -354,7 +354,7 @@ def test_b02_the_variance_of_blocks_of_one(low, high, variance):
         (dict(block=0), "objective.block must be at least 1, not 0"),
         (dict(draws="some"), "'exact' or 'times', not 'some'"),
         (dict(low=0.5, high=0.4, draws="times"), "not 0.5 and 0.4"),
-        (dict(low=0.3, high=0.8), "take draws='times'"),
+        (dict(low=0.3, high=0.8), "set objective.draws='times'"),
     ],
 )
 def test_impossible_options_are_refused(options, words):

@@ -309,7 +309,9 @@ def test_an_evaluator_has_not_the_name_of_the_loss():
     config = changed(evals__train=dict(name="likelihood", split="train"))
     experiment = build.experiment(config, TOKENIZER)
     for kept in (None, changed()):
-        with pytest.raises(UserError, match=r"evals.train: .* another name, such as evals.train_"):
+        with pytest.raises(
+            UserError, match=r"evals.train: .* choose another name, such as evals.train_"
+        ):
             check_training(experiment, kept)
     check_training(experiment, config)
 
@@ -349,7 +351,7 @@ BY_TWICE = dict(evals__test__objective=dict(name="uniform_elbo", block=8))
               network__local_width=0),
          "evals.others.objective.name='block' is not a bound"),
         (dict(network__condition=2),
-         "the embedding of the time has 2 features and needs at least 4: raise network.condition"),
+         "the time embedding has 2 features, but needs at least 4: raise network.condition"),
         (dict(evals__path=dict(name="path"), sample__name="any_order", sample__temperature=0.0),
          "evals.path: at sample.temperature=0 all texts but one have probability 0"),
         (dict(evals__of=dict(name="information_profile"), network__local_width=0,
@@ -416,9 +418,9 @@ BY_TWICE = dict(evals__test__objective=dict(name="uniform_elbo", block=8))
         (dict(objective=dict(name="cross_entropy", block=-4), process=MIXTURE),
          "objective.block must be at least 1, or 0 for the whole text, not -4"),
         (dict(**IN_BLOCKS, sample__min_entropy=2.0),
-         "sample.min_entropy=2.0 needs process.name='masking', not 'uniform': masks mark"),
+         "sample.min_entropy=2.0 needs process.name='masking', not 'uniform': masks fill"),
         (dict(**IN_BLOCKS, sample__dual_cache=True),
-         "sample.dual_cache=True needs process.name='masking', not 'uniform': a block sees masks"),
+         "sample.dual_cache=True .* not 'uniform': a block attends to masks"),
         (dict(**IN_BLOCKS, sample__next_token=True, network__shifted=True),
          "sample.next_token=True needs process.name='masking', not 'uniform': the first token"),
         (dict(process=dict(name="hybrid"), objective=dict(name="gidd"), sample__block=4),
@@ -431,23 +433,23 @@ BY_TWICE = dict(evals__test__objective=dict(name="uniform_elbo", block=8))
         (dict(evals__test__split="dev"),
          "evals.test.split must be train, validation, test or all, not 'dev'"),
         (dict(sample__steps=0), "sample.steps must be at least 1, not 0"),
-        (dict(sample__label=1), "sample.label=1 asks for .* and network.classes=0"),
+        (dict(sample__label=1), "sample.label=1 asks for .*network.classes=0"),
         (dict(sample__label=3, network__classes=3),
-         "sample.label=3 must be below network.classes=3"),
+         "sample.label=3 must be less than network.classes=3"),
         (dict(sample__guidance=2.0, network__classes=3, network__label_dropout=0.1),
          "sample.guidance=2.0 steers samples towards a class or a prompt: set sample.label"),
         (dict(sample__guidance=2.0, sample__prompt="a", process__name="uniform",
               objective__name="uniform_elbo"),
-         "hides it behind masks: it needs process.name='masking', not 'uniform'"),
+         "replaced by masks: it needs process.name='masking', not 'uniform'"),
         (dict(objective=dict(name="block", block=4), network__local_width=0,
               sample__guidance=2.0, sample__prompt="a"),
-         r"this model was trained in blocks \(objective.block=4\): leave sample.guidance=1.0"),
+         r"this model was trained on blocks \(objective.block=4\): set sample.guidance=1.0"),
         (dict(sample__guidance=2.0, sample__prompt="a", sample__stride=4),
-         "leave sample.stride=0, not 4, or sample.guidance=1.0"),
+         "set sample.stride=0, not 4, or sample.guidance=1.0"),
         (dict(sample__guidance=2.0, sample__prompt="a", network__classes=3),
-         "needs the prediction without a label, .* network.label_dropout above 0, .* has 0.0"),
+         "needs the prediction without a label, .* network.label_dropout above 0, .* with 0.0"),
         (dict(sample__guidance=0.5, sample__label=1, network__classes=3),
-         "needs the prediction without a label, .* network.label_dropout above 0, .* has 0.0"),
+         "needs the prediction without a label, .* network.label_dropout above 0, .* with 0.0"),
         (dict(sample__guidance=2.0, sample__label=1, sample__top_p=0.9, network__classes=3,
               network__label_dropout=0.1, process=dict(name="uniform"),
               objective=dict(name="uniform_elbo")),
@@ -456,7 +458,7 @@ BY_TWICE = dict(evals__test__objective=dict(name="uniform_elbo", block=8))
         (dict(data__length=1), "data.length must be at least 2, not 1"),
         (dict(log__trackers="tensorboard, wandbb"),
          "unknown tracker in log.trackers 'wandbb'; did you mean 'wandb'"),
-        *[(dict(log__profile=steps), "must be the first and the last step .* up to .*=1000000")
+        *[(dict(log__profile=steps), "must be the first and the last step .* at most .*=1000000")
           for steps in ([9, 1_000_001], [3], [0, 2], [5, 4], [1, 2, 3])],
     ],
 )  # fmt: skip

@@ -346,8 +346,8 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     [
         ([], "a chat needs at least one message"),
         ([{"role": "user", "content": None}], "a message has no content"),
-        ([{"role": "user"}], "a message is a dict with the keys 'role' and 'content'"),
-        (["hi"], "a message is a dict with the keys"),
+        ([{"role": "user"}], "a message must be a dict with the keys 'role' and 'content'"),
+        (["hi"], "a message must be a dict with the keys"),
     ],
 )
 def test_messages_that_are_none(messages, said):

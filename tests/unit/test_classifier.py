@@ -127,8 +127,8 @@ def test_rows_without_tokens_that_count_cost_nothing():
     "options, words",
     [
         (dict(classes=0), "needs network.classes"),
-        (dict(classes=1), "at least 2, not 1"),
-        (dict(causal=True), "network.causal=True is for networks that predict tokens"),
+        (dict(classes=1), "of at least 2, .* not 1"),
+        (dict(causal=True), "network.causal=True is only for networks that predict tokens"),
         (dict(label_dropout=0.1), "needs network.label_dropout=0.0"),
         (dict(lora_rank=2), "needs network.lora_rank=0"),
         (dict(tied=True), "needs network.tied=False"),
@@ -173,7 +173,7 @@ def experiment(**sections):
             ),
             "needs network.time_conditioning=True with process.name='uniform'",
         ),
-        (dict(process=dict(name="state_dependent")), "needs noise that is not learned"),
+        (dict(process=dict(name="state_dependent")), "needs noise without learned parameters"),
     ],
 )
 def test_what_does_not_go_together_is_refused_at_the_start(sections, words):
@@ -199,8 +199,8 @@ def guided(**sample):
 @pytest.mark.parametrize(
     "sample, words",
     [
-        (dict(label=-1), "set sample.label to its number"),
-        (dict(name="confidence"), "cannot guide sample.name='confidence': take ancestral"),
+        (dict(label=-1), "set sample.label to the number"),
+        (dict(name="confidence"), "cannot guide sample.name='confidence': use ancestral"),
         (dict(guidance=2.0, label=1), "sample.guidance=2.0"),
         (dict(classifier_method="newton"), "must be exact or taylor, not 'newton'"),
         (dict(classifier_strength=float("nan")), "must be a finite number"),

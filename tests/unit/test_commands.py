@@ -42,7 +42,9 @@ def arguments(line: str) -> list[str]:
 @pytest.mark.parametrize("flag", ["--workdir", "--config"])
 def test_an_empty_flag_is_a_variable_that_was_not_set(flag):
     """An empty --workdir would be the current directory."""
-    with pytest.raises(UserError, match=f"^{flag} is empty, as a shell variable .* leave {flag}"):
+    with pytest.raises(
+        UserError, match=f"^{flag} is empty, perhaps because a shell .* leave {flag}"
+    ):
         command.parse([flag, ""])
 
 
@@ -56,12 +58,12 @@ def test_an_empty_flag_is_a_variable_that_was_not_set(flag):
         ("--mode resume", "unknown --mode 'resume': to resume a run give --workdir DIR alone"),
         ("--confg a.py", "unknown flag --confg: did you mean --config?"),
         ("--workdri=a", "unknown flag --workdri: did you mean --workdir?"),
-        ("--config a.py train", "unknown argument train: a mode comes first, or as --mode train"),
-        ("runs/q", "unknown argument runs/q: a mode comes first. For samples of the run in that "
-                   "directory type md4_jax sample runs/q; in place of sample also train, eval,"),
-        ("Q --config.seed=1", "type md4_jax sample Q; in place of"),
+        ("--config a.py train", "argument train: the mode must be the first argument, or"),
+        ("runs/q", "unknown argument runs/q: the mode must be the first argument. To draw samples "
+                   "from the run in that directory type md4_jax sample runs/q. The other"),
+        ("Q --config.seed=1", "type md4_jax sample Q. The other modes"),
         ("hf:A/B", "md4_jax serve hf:A/B, or md4_jax import hf:A/B --workdir DIR"),
-        ("--config owt runs/q", "for the directory of the run type --workdir runs/q"),
+        ("--config owt runs/q", "to name the directory of a run type --workdir runs/q"),
         ("a.py --workdir b", "unknown argument a.py: did you mean --config a.py?"),
         ("--train.seed=8", "did you mean --config.train.seed=8?"),
         ("train.seed=8", "did you mean --config.train.seed=8?"),

@@ -152,12 +152,15 @@ def test_a_random_order_within_blocks():
         (dict(rule="sure"), "sample.rule must be one of count, threshold, factor, entropy, not"),
         (dict(limit=-0.1), "sample.limit must not be negative, not -0.1"),
         (dict(semi_autoregressive=-1), "sample.semi_autoregressive must not be negative, not -1"),
-        (dict(score="entropy", rule="factor"), "take sample.score='probability' or 'margin'"),
-        (dict(rule="entropy", per_step=2), "leave sample.per_step at 0"),
+        (dict(score="entropy", rule="factor"), "set sample.score='probability' or 'margin'"),
+        (dict(rule="entropy", per_step=2), "set sample.per_step=0"),
         (dict(rule="entropy", noise=0.5), "sample.noise=0.5 is for sample.rule='count'"),
-        (dict(rule="threshold"), "must be above 0 and at most 1, as 0.9 is, not 0.0"),
-        (dict(rule="threshold", limit=90.0), "must be above 0 and at most 1, as 0.9 is, not 90.0"),
-        (dict(limit=0.9), "sample.limit=0.9 is for the other rules than sample.rule='count': name"),
+        (dict(rule="threshold"), "must be above 0 and at most 1, such as 0.9, not 0.0"),
+        (
+            dict(rule="threshold", limit=90.0),
+            "must be above 0 and at most 1, such as 0.9, not 90.0",
+        ),
+        (dict(limit=0.9), "sample.limit=0.9 has no effect with sample.rule='count': set"),
     ],
 )
 def test_impossible_options_are_refused(options, words):
@@ -166,7 +169,7 @@ def test_impossible_options_are_refused(options, words):
 
 
 def test_blocks_from_the_right_are_refused():
-    with pytest.raises(UserError, match="another sample.order than 'right_to_left'"):
+    with pytest.raises(UserError, match="sample.order must not be 'right_to_left'"):
         AnyOrder("right_to_left", semi_autoregressive=4)
 
 

@@ -165,7 +165,7 @@ def test_every_key_that_differs_is_listed(tmp_path):
     with pytest.raises(UserError) as caught:
         config.check_same(old, new, tmp_path)
     lines = str(caught.value).splitlines()
-    assert lines[0].startswith(str(tmp_path)) and "choose another --workdir" in lines[-1]
+    assert lines[0].startswith(str(tmp_path)) and "use another --workdir" in lines[-1]
     assert [line.strip() for line in lines[1:-1]] == [
         "objective.timesteps: only in the workdir",
         "objective.weight: only in what is asked for",
@@ -418,7 +418,7 @@ def test_a_run_from_before_todays_tables_goes_on(tmp_path):
 @pytest.mark.parametrize("key", ["tables_rate", "tables_draws", "tables_tokens"])
 def test_a_run_whose_tables_are_of_an_earlier_kind_is_named(tmp_path, key):
     config.store(tmp_path, {"network": {"tables": 64, key: 4}})
-    with pytest.raises(UserError, match="network.tables=64: the tables of this run are of an earl"):
+    with pytest.raises(UserError, match="network.tables=64: this run has tables of an earl"):
         config.stored(tmp_path)
 
 
@@ -441,7 +441,7 @@ def test_files_for_a_config_of_another_source_need_its_name(path):
 def test_an_evaluator_that_is_misspelt_is_looked_for_among_the_kinds_too():
     said = str(evaluators.unknown_evaluator("zero_shott", ["test", "validation"]))
     assert "'zero_shott'; did you mean 'zero_shot'? Known: " in said and "ngrams" in said
-    assert said.endswith(". Those of the config are test, validation, the others are kinds")
+    assert said.endswith("are test, validation. The other names are kinds of evaluators")
     assert "mean 'mine_too'?" in str(evaluators.unknown_evaluator("mine_to", ["mine_too"]))
 
 

@@ -164,9 +164,9 @@ def test_blocks_after_the_end_of_a_turn_are_not_drawn(tmp_path):
 @pytest.mark.parametrize(
     "options, said",
     [
-        (dict(dual_cache=True), "sample.dual_cache=True is for sampling block by block"),
-        (dict(dual_cache=True, block=4, memory=8), "leave sample.memory=0 and sample.cached=True"),
-        (dict(dual_cache=True, block=4, cached=False), "leave sample.memory=0"),
+        (dict(dual_cache=True), "sample.dual_cache=True is only for sampling block by block"),
+        (dict(dual_cache=True, block=4, memory=8), "set sample.memory=0 and sample.cached=True"),
+        (dict(dual_cache=True, block=4, cached=False), "set sample.memory=0"),
     ],
 )
 def test_what_does_not_go_with_it(options, said, tmp_path):

@@ -176,7 +176,7 @@ def test_the_tokens_that_llada21_s_sampler_draws(number, llada21):
     "options, words",
     [
         (dict(edit=-0.1), "sample.edit must not be negative, not -0.1"),
-        (dict(edit=9.0), "sample.edit is the least probability of a new token, as 0.9 is, not 9.0"),
+        (dict(edit=9.0), "sample.edit is the smallest probability .* must be at most 1, not 9.0"),
         (dict(edit_passes=-1), "sample.edit_passes must not be negative, not -1"),
         (dict(edit=0.9, semi_autoregressive=4), "sample.edit=0.9 replaces tokens of the block"),
     ],

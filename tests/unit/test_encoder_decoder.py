@@ -337,7 +337,7 @@ def test_the_published_recipe_trains_with_equal_weights_and_reports_the_bound():
 
 
 @pytest.mark.parametrize("changes, said", [
-    (dict(objective={"name": "md4"}), "reads the blocks before a noisy one: take objective.name="),
+    (dict(objective={"name": "md4"}), "clean blocks before a noisy one: take objective.name="),
     (dict(objective={"name": "preference"}, objective__block=0), "set objective.block above 0"),
     (dict(network__causal=True), "needs network.causal=False, not True"),
     (dict(network__time_conditioning=True), "needs network.time_conditioning=False"),
@@ -348,8 +348,8 @@ def test_the_published_recipe_trains_with_equal_weights_and_reports_the_bound():
         "network.decoder_depth=11 must be at most network.depth=10",
     ),
     (dict(objective__weights="half"), "objective.weights must be 'bound' or 'equal', not 'half'"),
-    (dict(objective__draws="times"), "objective.weights='equal' is for objective.draws='exact'"),
-    (dict(sample__dual_cache=True), "leave sample.dual_cache=False: an encoder"),
+    (dict(objective__draws="times"), "objective.weights='equal' needs objective.draws='exact'"),
+    (dict(sample__dual_cache=True), "its encoder does not read the tokens after a block"),
 ])  # fmt: skip
 def test_wrong_options(changes, said):
     named = changes.pop("objective", {}).get("name")

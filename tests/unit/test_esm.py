@@ -142,7 +142,7 @@ def test_proteins_are_drawn_filled_and_scored(model):
     [
         ("J", "sample.exclude='J' is not an entry of the vocabulary"),
         ("<mask>", "sample.exclude='<mask>' is not an entry"),
-        (" ".join(PROTEINS[:-1]), "leaves no symbol that may be drawn"),
+        (" ".join(PROTEINS[:-1]), "excludes all symbols"),
     ],
 )
 def test_what_cannot_be_excluded(model, never, said):

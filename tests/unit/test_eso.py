@@ -258,14 +258,14 @@ def test_a_published_folder_is_read_and_written(tmp_path):
     assert model.experiment.sampler_step == eso.Eso(0.25)
     with pytest.raises(UserError, match="reads tokens in an order of their own, and a whole text"):
         model.logits([0] * 16)
-    with pytest.raises(UserError, match="objective.name='any_order' shows the network whole texts"):
+    with pytest.raises(UserError, match="objective.name='any_order' evaluates .* on whole texts"):
         model.score("ab", objective="any_order")
     with pytest.raises(UserError, match="trained on tokens in an order: leave likelihood out"):
         continuations.objective_of(model, "chain_rule")
     with pytest.raises(UserError, match="guidance=2 hides the context behind masks"):
         continuations.guidance_of(model, 2)
     other = md4_jax.load(peer_folder(tmp_path, "mdlm"))
-    with pytest.raises(UserError, match="shows the network tokens in an order"):
+    with pytest.raises(UserError, match="evaluates the network on tokens in a random order"):
         other.score("ab", objective="eso_orders")
     saved = model.save(tmp_path / "saved")
     (saved / "layout.json").unlink()
@@ -313,10 +313,10 @@ def test_sampler_and_bound_are_those_of_the_training():
         ({"network.time_conditioning": True}, "needs network.time_conditioning=False, not True"),
         ({"network.causal": True}, "network.causal=False"),
         ({"network.local_width": 3}, "needs network.local_width=0, not 3"),
-        ({"sample.name": "ancestral"}, "sample.name='ancestral' shows the network whole texts"),
-        ({"evals.test.objective": {"name": "any_order"}}, "take evals.test.objective.name='eso_o"),
-        ({"objective": {"name": "md4"}}, "sample.name='eso' shows the network tokens in an order"),
-        ({"sample.guidance": 2.0, "sample.prompt": "a"}, "which come last where sample.name='eso'"),
+        ({"sample.name": "ancestral"}, "'ancestral' evaluates the network on whole texts"),
+        ({"evals.test.objective": {"name": "any_order"}}, "set evals.test.objective.name='eso_o"),
+        ({"objective": {"name": "md4"}}, "'eso' evaluates the network on tokens in a random"),
+        ({"sample.guidance": 2.0, "sample.prompt": "a"}, "sample.name='eso' always reads"),
     ],
 )
 def test_what_does_not_go_together(changes, said):

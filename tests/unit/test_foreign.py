@@ -95,7 +95,7 @@ def test_a_name_in_the_files_of_a_run_is_imported_only_if_it_is_trusted(
     del sys.modules["mine.optim"]
     with pytest.raises(UserError) as caught:
         schema.load_config(None, {}, tmp_path)
-    assert "optim.name: 'mine.optim:Constant' is named by the files of a run" in str(caught.value)
+    assert "optim.name: 'mine.optim:Constant' is named in the config of a run" in str(caught.value)
     assert "--trust mine if you trust" in str(caught.value)
     assert "mine.optim" not in sys.modules
     foreign.allow(["mine"])
@@ -113,14 +113,14 @@ def test_to_trust_one_name_or_package_is_not_to_trust_another(package):
 @pytest.mark.parametrize(
     "name, words",
     [
-        ("mine.optin:Constant", "there is no module 'mine.optin' where Python looks"),
-        ("yours:Constant", "there is no module 'yours' where Python looks"),
-        ("mine.hungry:Constant", "mine.hungry imports not_there_at_all, which is not there"),
-        ("mine.broken:Constant", "importing mine.broken fails: ZeroDivisionError: division by"),
+        ("mine.optin:Constant", "Python does not find the module 'mine.optin'"),
+        ("yours:Constant", "Python does not find the module 'yours'"),
+        ("mine.hungry:Constant", "mine.hungry imports not_there_at_all, which is not installed"),
+        ("mine.broken:Constant", "importing mine.broken failed: ZeroDivisionError: division by"),
         ("mine.optim:Constand", "attribute of mine.optim 'Constand'; did you mean 'Constant'?"),
-        ("mine.optim:Plain", "mine.optim:Plain is not a class of options"),
-        ("mine.optim:number", "mine.optim:number is not a class of options"),
-        ("mine.optim:Empty", "optim.name=mine.optim:Empty has no build, which a class in this"),
+        ("mine.optim:Plain", "mine.optim:Plain must be a dataclass"),
+        ("mine.optim:number", "mine.optim:number must be a dataclass"),
+        ("mine.optim:Empty", "optim.name=mine.optim:Empty lacks the attributes build"),
         ("mine.optim:", "'mine.optim:' is not of the form package.module:attribute"),
         ("mine/optim.py:Constant", "is not of the form package.module:attribute"),
     ],

@@ -153,15 +153,18 @@ def test_samples_have_their_own_lengths_and_begin_with_the_prompt(name):
         (dict(network__gaps=False), "objective.name='flexmdm' needs network.gaps=True"),
         (dict(objective__name="md4"), "objective.name='md4' needs process.name='masking'"),
         (dict(network__time_conditioning=False), "needs network.time_conditioning=True"),
-        (dict(sample__stride=8), "sample.stride=8 is not for network.gaps=True"),
-        (dict(sample__judge="self"), "a judge reads texts of one length"),
+        (dict(sample__stride=8), "sample.stride=8 cannot be used with network.gaps=True"),
+        (dict(sample__judge="self"), "a judge needs texts of a fixed length"),
         (
             dict(sample__reward__name="pattern", sample__reward__pattern="a"),
-            "sample.reward.name='pattern' is not for network.gaps=True",
+            "sample.reward.name='pattern' cannot be combined with network.gaps=True",
         ),
         (dict(sample__suffix="the"), "a prompt is the beginning of a text"),
         (dict(sample__template="a_b"), "a prompt is the beginning of a text"),
-        (dict(data__separate_documents=True), "data.separate_documents=True packs documents"),
+        (
+            dict(data__separate_documents=True),
+            "data.separate_documents=True packs several documents",
+        ),
         (dict(process__insertion__name="nothing"), "unknown process.insertion.name 'nothing'"),
     ],
 )
@@ -189,7 +192,10 @@ def test_what_is_refused_with_insertions_of_tokens(changes, words):
     "changes, words",
     [
         (dict(network__edits=False), "needs network.edits=True and network.gaps=True"),
-        (dict(network__gaps=False), "network.edits=True, for masks that are deleted, needs"),
+        (
+            dict(network__gaps=False),
+            "network.edits=True, which also predicts deletions of masks, needs",
+        ),
         (dict(objective__name="edit_flow"), "needs process.name='deletion', not 'edits'"),
         (dict(process__name="deletion"), "needs process.name='edits', not 'deletion'"),
         (dict(process__masks=0), "process.masks must be at least 1, not 0"),

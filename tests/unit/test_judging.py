@@ -176,9 +176,9 @@ def test_a_judge_with_other_classes_is_refused(made, tmp_path):
     folder.mkdir()
     config.store(folder, other.config)
     keep_domain(other.domain, folder)
-    with pytest.raises(UserError, match="judge has network.classes=3 and this run 2, so that"):
+    with pytest.raises(UserError, match="judge was trained with network.classes=3, but this run"):
         judge_of(made(sample__label="1", **asked))
-    with pytest.raises(UserError, match="judge has network.classes=3 and this run 2, so that"):
+    with pytest.raises(UserError, match="judge was trained with network.classes=3, but this run"):
         judge_of(made(**asked))  # each sample has a class
     asked["network__label_dropout"] = "0.1"
     with pytest.raises(UserError, match="label_dropout=0 and cannot judge texts without a class"):

@@ -201,7 +201,7 @@ def test_without_classes_there_is_no_table():
 
 def test_what_does_not_go_together_is_refused():
     network, params = built(classes=0)
-    with pytest.raises(UserError, match="labels and network.classes=0: set network.classes"):
+    with pytest.raises(UserError, match="labels, but network.classes=0: set network.classes"):
         network.bind(params, {"label": LABEL})
     with pytest.raises(UserError, match="takes segments and label, not 'caption'"):
         network.bind(params, {"caption": LABEL})

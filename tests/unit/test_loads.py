@@ -211,7 +211,7 @@ def test_the_gradients_move_towards_balance_and_small_logits():
 def test_the_weight_of_the_size_of_logits_must_fit():
     with pytest.raises(UserError, match="router_z"):
         dataclasses.replace(SMALL, router_z=-0.1)
-    with pytest.raises(UserError, match="router_z=0.1 is for layers of experts"):
+    with pytest.raises(UserError, match="router_z=0.1 is only for mixture-of-experts"):
         dataclasses.replace(SMALL, experts=0, dense_layers=0, router_z=0.1)
 
 

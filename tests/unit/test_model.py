@@ -334,7 +334,7 @@ def test_a_text_ends_with_a_token_that_stops_it(mdlm):
     assert len(set(ended.lengths)) > 2 and "b" in {text[-1] for text in ended.texts}
     with pytest.raises(UserError, match="sample.stop='zz' is not an entry of the vocabulary"):
         mdlm.sample(1, stop="zz")
-    with pytest.raises(UserError, match="sample.judge='self' needs texts of one length"):
+    with pytest.raises(UserError, match="sample.judge='self' needs texts of a fixed length"):
         mdlm.sample(1, stop="a", judge="self")
 
 

@@ -407,7 +407,7 @@ def test_an_ordinal_head_is_laid_out_and_learns():
         (dict(size=20, heads=4), "network.size=20 must be a multiple of twice network.heads=4"),
         (dict(dtype="float16"), "float32 or bfloat16, not 'float16'"),
         (dict(output="normal"), "categorical or truncated_logistic, not 'normal'"),
-        (dict(output="truncated_logistic", vocab_size=1), "two symbols at least"),
+        (dict(output="truncated_logistic", vocab_size=1), "at least two symbols"),
     ],
 )
 def test_impossible_sizes_are_refused(options, words):

@@ -335,7 +335,7 @@ def test_other_objectives_learn_from_the_data_as_they_are(made):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"sample__reward__name": "none"}, "learns from a reward of samples, and there is none"),
+        ({"sample__reward__name": "none"}, "learns from rewards of samples, but no reward is set"),
         ({"train__batch_size": "6"}, "train.batch_size=6 must be a multiple of 4"),
         ({"data__padding": "hidden"}, "needs data.padding='end_of_text', not 'hidden'"),
         (
@@ -368,16 +368,16 @@ def test_other_objectives_learn_from_the_data_as_they_are(made):
             },
             "needs data.padding='end_of_text', not 'hidden'",
         ),
-        ({"sample__length": "12"}, "set sample.length=0, not sample.length=12"),
+        ({"sample__length": "12"}, "sample.length=12 cannot be used: set sample.length=0"),
         (
             {"sample__min_entropy": "0.5", "sample__block": "2"},
-            "set sample.min_entropy=0, not sample.min_entropy=0.5",
+            "sample.min_entropy=0.5 cannot be used: set sample.min_entropy=0",
         ),
-        ({"train__time_power": "2"}, "set train.time_power=1, not train.time_power=2"),
+        ({"train__time_power": "2"}, "train.time_power=2 cannot be used: set train.time_power=1"),
         ({"objective__group": "1"}, "objective.group must be at least 2, not 1"),
         ({"objective__kl": "-1"}, "objective.kl must not be negative, not -1"),
         ({"objective__draws": "0"}, "objective.draws must be at least 1, not 0"),
-        ({"network__tables": "2000"}, "is not for network.tables, which do not learn"),
+        ({"network__tables": "2000"}, "cannot train network.tables"),
         (
             {
                 "process__name": "resizing",
@@ -387,11 +387,11 @@ def test_other_objectives_learn_from_the_data_as_they_are(made):
                 "sample__stop": "",
                 "network__time_conditioning": "False",
             },
-            "counts the tokens of texts of one length, and sample.name='resize' changes it",
+            "needs texts of a fixed length, but sample.name='resize' changes the length",
         ),
         (
             {"objective__name": "any_order"},
-            "sample.reward.name='answer' compares with the answers of the data",
+            "sample.reward.name='answer' compares texts with the answers",
         ),
     ],
 )
@@ -409,7 +409,9 @@ def test_a_run_goes_on_with_the_same_samples_and_reward(made):
     for key, value in (("temperature", 0.5), ("steps", 3)):
         other = copy.deepcopy(kept)
         other["sample"][key] = value
-        with pytest.raises(UserError, match=f"sample.{key}=.* is not that of this run, {value}"):
+        with pytest.raises(
+            UserError, match=f"sample.{key}=.* differs from the value of this run, {value}"
+        ):
             check_training(experiment, other)
     # A key that was left to its default is compared too.
     for section, key, value in (("sample", "top_k", 7), ("reward", "pattern", "(b+)")):
@@ -420,11 +422,13 @@ def test_a_run_goes_on_with_the_same_samples_and_reward(made):
         without = copy.deepcopy(kept)
         without["sample"].pop("top_k", None)
         without["sample"]["reward"].pop("pattern", None)
-        with pytest.raises(UserError, match=rf"sample.*{key}=.* is not that of this run"):
+        with pytest.raises(
+            UserError, match=rf"sample.*{key}=.* differs from the value of this run"
+        ):
             check_training(changed, without)
     other["sample"]["reward"]["name"] = "judge"
     with pytest.raises(
-        UserError, match=r"sample.reward.name='.*' is not that of this run, 'judge'"
+        UserError, match=r"sample.reward.name='.*' differs from the value of this run, 'judge'"
     ):
         check_training(experiment, other)
 

@@ -268,7 +268,7 @@ def test_both_answers_are_detokenised(corpus):
 
 
 def test_keys_that_do_not_go_together(corpus, tmp_path):
-    with pytest.raises(UserError, match="data.rejected_key='bad' is of a worse answer to a prompt"):
+    with pytest.raises(UserError, match="data.rejected_key='bad' needs the answer to a prompt"):
         corpus(prompt_key="")
     with pytest.raises(UserError, match="data.rejected_key='bad' needs data.padding='end_of_text'"):
         corpus(padding="hidden").sizes(["train"])
@@ -281,11 +281,14 @@ def test_keys_that_do_not_go_together(corpus, tmp_path):
 
 
 WRONG = [
-    ({"objective.name": "preference"}, "data.rejected_key must name the key of the worse one"),
-    ({"data.rejected_key": "bad"}, "is for objective.name='preference', and objective.name='md4'"),
+    ({"objective.name": "preference"}, "data.rejected_key to that of the worse one"),
+    (
+        {"data.rejected_key": "bad"},
+        "only for objective.name='preference', because objective.name='md4'",
+    ),
     (
         {"objective.name": "preference", "data.rejected_key": "bad", "train.time_power": "2.0"},
-        "train.time_power=2.0 weighs what is a mean over times",
+        "train.time_power=2.0 needs a loss that is a mean over times",
     ),
 ]
 

@@ -126,7 +126,7 @@ def test_a_random_order_by_the_grid_leaves_prompts_alone():
 
 
 def test_a_schedule_that_stops_short_is_refused():
-    with pytest.raises(UserError, match="stops before 0 or 1"):
+    with pytest.raises(UserError, match="does not reach one of them"):
         profile.grid_of(np.array([1] * 50), Geometric(0.1, 3.0))
 
 
@@ -187,5 +187,5 @@ def test_a_missing_profile_is_asked_for(tmp_path):
         profile.stored(workdir, 4)
     profile.keep(workdir, {"nats": [3.0, 2.0, 1.0]})
     assert profile.stored(workdir, 3).tolist() == [3.0, 2.0, 1.0]
-    with pytest.raises(UserError, match="a profile of 4 tokens, those of a sample, and .* has 3"):
+    with pytest.raises(UserError, match="a profile for the 4 tokens of a sample, but .* has 3"):
         profile.stored(workdir, 4)

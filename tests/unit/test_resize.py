@@ -335,9 +335,9 @@ def test_a_path_shows_each_step_also_beyond_the_grid(model):
 REFUSED = [
     ({"sampler": "confidence"}, "needs sample.name='resize'"),
     ({"template": "abc"}, "the text has no gap"),
-    ({"prompt": "ab", "stop": "end_of_text"}, "sample.stop='end_of_text' is not for"),
-    ({"reward": {"name": "pattern", "pattern": "a"}}, "rewards are for texts of one length"),
-    ({"block": 2}, "sample.block=2 is not for sample.name='resize'"),
+    ({"prompt": "ab", "stop": "end_of_text"}, "sample.stop='end_of_text' cannot be used with"),
+    ({"reward": {"name": "pattern", "pattern": "a"}}, "rewards need texts of a fixed length"),
+    ({"block": 2}, "sample.block=2 cannot be used with sample.name='resize'"),
     ({"grow": -1}, "sample.grow must be at least 0, not -1"),
     ({"score": "size"}, "sample.score must be one of"),
     ({"prompt": "abcdefghi", "length": 10, "masks": 4}, r"have 9 \+ 0 tokens \+ 4 masks"),
@@ -389,7 +389,7 @@ def test_symbols_of_the_process_are_two_of_the_vocabulary():
     np.testing.assert_array_equal(made.is_noise(np.arange(7)), [0, 0, 0, 0, 0, 1, 1])
     for options, message in (
         (dict(expand=5), "process.expand=5 must be one of the 5 symbols"),
-        (dict(expand=4), "are one symbol"),
+        (dict(expand=4), "are the same symbol"),
     ):
         with pytest.raises(UserError, match=message):
             Resizing(5, **options)

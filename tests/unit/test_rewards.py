@@ -60,7 +60,7 @@ def test_a_judge_gives_the_log_probability_of_the_text(model, tmp_path):
         logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
         return sum(logs[place, token] for place, token in enumerate(tokens[1:]))
 
-    with pytest.raises(UserError, match="looks at texts that the network completes, and with"):
+    with pytest.raises(UserError, match="needs a network that predicts all missing tokens"):
         judge.sample(1, reward=asked)
     found = model.sample(6, steps=4, reward=asked)
     expected = [log_probability(text) for text in found.texts]
@@ -91,7 +91,10 @@ def test_a_judge_gives_the_log_probability_of_the_text(model, tmp_path):
             r"sample\.reward\.judge=/none is not the directory of a",
         ),
         ({"name": "judge", "judge": "a", "batch_size": 0}, r"batch_size must be at least 1, not 0"),
-        ({"name": "rewards_of:Nobody"}, r"sample\.reward\.name: rewards_of:Nobody: there is no"),
+        (
+            {"name": "rewards_of:Nobody"},
+            r"sample\.reward\.name: rewards_of:Nobody: Python does not find",
+        ),
     ],
 )
 def test_wrong_rewards_are_refused_in_python(model, reward, said):
@@ -100,7 +103,7 @@ def test_wrong_rewards_are_refused_in_python(model, reward, said):
 
 
 def test_a_sample_that_is_watched_has_no_reward(model):
-    with pytest.raises(UserError, match=r"is not for sample\.trace=True"):
+    with pytest.raises(UserError, match=r"cannot be combined with sample\.trace=True"):
         next(model.watch(steps=4, reward={"name": "pattern", "pattern": "a"}))
 
 

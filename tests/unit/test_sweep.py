@@ -47,9 +47,12 @@ def test_keys_with_the_same_last_word_are_told_apart():
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (["sample.grid=[1,0],[1,0.5"], r"grid=\[1,0\],\[1,0.5: a bracket is not closed by '\]'"),
-        (["sample.grid=[1,0),1"], r"'\)' closes no bracket"),
-        (["sample.grid=1]"], r"'\]' closes no bracket"),
+        (
+            ["sample.grid=[1,0],[1,0.5"],
+            r"grid=\[1,0\],\[1,0.5: the closing bracket '\]' is missing",
+        ),
+        (["sample.grid=[1,0),1"], r"'\)' closes a bracket that was not"),
+        (["sample.grid=1]"], r"'\]' closes a bracket that was not"),
         (["seed=1,2"], "seed=1,2: it must be --vary SECTION.KEY=VALUE,VALUE"),
         (["train.seed"], "it must be --vary SECTION.KEY"),
         (["train.seed=1,,2"], "it must be --vary SECTION.KEY"),
@@ -71,10 +74,10 @@ def test_what_is_no_sweep(asked, why):
         (["sweep", "--config", "quickstart", "--vary", "train.seed=1"], "needs --config FILE, and"),
         (["sweep", "FOLDER", "--vary", "train.seed=1"], "needs --config FILE, and"),
         ([*LINE, "--vary", "optim.learning_rates=1"], "learning_rates"),
-        ([*LINE, "--vary", "sample.seed=0,1,00"], "seed=0 and seed=00, which are the same run"),
+        ([*LINE, "--vary", "sample.seed=0,1,00"], "seed=0 and seed=00, but their values are equal"),
         (
             [*LINE, "--vary", "optim.learning_rate=1e-3,0.001"],
-            "learning_rate=1e-3 and learning_rate=0.001, which are the same run",
+            "learning_rate=1e-3 and learning_rate=0.001, but their values are equal",
         ),
         (
             [*LINE, "--vary", "train.seed=0,1"],

@@ -461,8 +461,8 @@ def test_features_depend_on_what_the_tables_expect(training):
 @pytest.mark.parametrize(
     "options, said",
     [
-        (dict(tables=4), "network.tables=4 must be 0 or at least 5, the counts of a row"),
-        (dict(tables=15, vocab_size=5000), "must be 0 or at least 16, the counts of a row"),
+        (dict(tables=4), "network.tables=4 must be 0 or at least 5, the number of counts"),
+        (dict(tables=15, vocab_size=5000), "must be 0 or at least 16, the number of counts"),
         (dict(tables=8, tables_tokens=2**31), "network.tables_tokens must lie between 1 and"),
         (
             dict(tables=2**28, vocab_size=27),

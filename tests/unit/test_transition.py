@@ -258,7 +258,7 @@ def test_a_symbol_that_mu_excludes_keeps_a_finite_cost():
         (dict(timesteps=0), "process.timesteps must be at least 1, not 0"),
         (dict(beta_end=0.0), "process.beta_end must be positive, not 0.0"),
         (dict(vocab_size=50257), r"timesteps=1000 and 50257 symbols needs a table of 9418\.\d GiB"),
-        (dict(vocab_size=50257), "take process.name='uniform' or 'masking'"),
+        (dict(vocab_size=50257), "use process.name='uniform' or 'masking'"),
     ],
 )
 def test_impossible_processes_are_refused(arguments, words):

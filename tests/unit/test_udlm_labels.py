@@ -71,7 +71,7 @@ def test_a_guided_step_is_theirs(told, model):
 def test_it_is_scored_and_sampled_with_a_label(model):
     assert np.isfinite(model.score("abab", draws=2, label=2).nats).all()
     assert model.sample(num=1, steps=2, label=2, guidance=3.0).tokens.shape == (1, 16)
-    with pytest.raises(UserError, match="sample.label=3 must be below network.classes=3"):
+    with pytest.raises(UserError, match="sample.label=3 must be less than network.classes=3"):
         model.sample(num=1, label=3)
 
 

@@ -41,7 +41,7 @@ def test_a_planted_tokenizer_asks_nobody(where, workdir, monkeypatch):
     fields = {"domain": "text", "length": 4, "tokenizer": {"name": "bpe", **where}}
     for content in (fields, fields["tokenizer"]):
         (workdir / "tokenizer.json").write_text(json.dumps(content))
-        with pytest.raises(UserError, match="names another place instead of holding"):
+        with pytest.raises(UserError, match="refers to other files instead of containing"):
             stored_domain(workdir, 4)
 
 
@@ -50,7 +50,7 @@ def test_an_alphabet_has_a_checksum(workdir):
     keep_domain(TextDomain(Characters("abc"), 4), workdir)
     kept = workdir / "tokenizer.json"
     kept.write_text(kept.read_text().replace("abc", "acb"))
-    with pytest.raises(UserError, match="does not have the checksum"):
+    with pytest.raises(UserError, match="its checksum is wrong"):
         stored_domain(workdir, 4)
 
 
@@ -113,7 +113,7 @@ def test_text8_and_images_are_bounded(tmp_path, monkeypatch):
 def test_an_empty_config(workdir, capsys):
     workdir.mkdir()
     (workdir / config.FILE).write_text("\0\0\n")
-    with pytest.raises(UserError, match="is empty, as a machine that loses power .* --config"):
+    with pytest.raises(UserError, match="is empty, perhaps after a power .* --config"):
         config.stored(workdir)
     assert config.stored(workdir, may_be_empty=True) is None
     assert "is written again from --config" in capsys.readouterr().out

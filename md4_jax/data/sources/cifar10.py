@@ -61,7 +61,10 @@ class Cifar10(ImageSource):
         if not self._is_single:
             return ()
         count = len(self._read("train"))
-        words = f"{self._path} holds {count:,} images: figures on it are not CIFAR-10 figures."
+        words = (
+            f"{self._path} holds {count:,} images: results on them are not comparable with "
+            "published CIFAR-10 results."
+        )
         return (words,)
 
     def fingerprint(self) -> str:
@@ -114,8 +117,8 @@ class Cifar10(ImageSource):
                 raise UserError(f"data.path: there is no file or directory {path}")
             if not path.is_dir() and not path.name.endswith((".bin", ".bin.gz", ".tar.gz")):
                 raise UserError(
-                    f"data.path={path}: CIFAR-10 is cifar-10-binary.tar.gz, a directory of its "
-                    ".bin files, or one .bin or .bin.gz file"
+                    f"data.path={path}: for CIFAR-10 it must be cifar-10-binary.tar.gz, a "
+                    "directory with its .bin files, or one .bin or .bin.gz file"
                 )
             return path
         path = cache_root() / "cifar-10-binary.tar.gz"
@@ -152,7 +155,7 @@ def _records(name: str, raw: bytes, count: int) -> np.ndarray:
     """Returns the records of a file; count: the required number, 0 for any."""
     if not raw or len(raw) % RECORD or (count and len(raw) != count * RECORD):
         wanted = f"{count:,} images of {RECORD:,} bytes" if count else f"images of {RECORD:,} bytes"
-        raise UserError(f"{name} is cut short or damaged: {len(raw):,} bytes are not {wanted}")
+        raise UserError(f"{name} is cut short or damaged: it has {len(raw):,} bytes, not {wanted}")
     records = np.frombuffer(raw, np.uint8).reshape(-1, RECORD)
     wrong = np.flatnonzero(records[:, 0] >= len(Cifar10.names))
     if len(wrong):

@@ -34,6 +34,7 @@ def of_fasta(where: str, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, 
 def _record(where: str, begin: int, header: str, parts: list[str]) -> dict[str, str]:
     if not parts:
         raise UserError(
-            f"{where}, line {begin}: no sequence follows the header {header[:40]!r}: take it out"
+            f"{where}, line {begin}: no sequence follows the header {header[:40]!r}: remove the "
+            "header"
         )
     return {"text": "".join(parts), "header": header}

@@ -66,8 +66,8 @@ class TextFiles:
     def __post_init__(self):
         if self.label_key and self.prompt_key:
             raise UserError(
-                f"data.label_key={self.label_key!r} and data.prompt_key={self.prompt_key!r} do not "
-                "go together: take one of them"
+                f"data.label_key={self.label_key!r} and data.prompt_key={self.prompt_key!r} "
+                "cannot be combined: remove one of the two keys"
             )
         for key in ("label_key", "prompt_key"):
             if getattr(self, key) and not self.text_key:
@@ -83,9 +83,9 @@ class TextFiles:
         if found is None:
             return ()
         said = (
-            f"{found} has line ends of Windows, \\r\\n: the model learns to write both characters."
+            f"{found} has Windows line ends, \\r\\n: the model will learn to write both characters."
         )
-        return (f"{said} To train on \\n alone convert it first, for example by dos2unix",)
+        return (f"{said} To train on \\n alone, convert the file first, for example with dos2unix",)
 
     @functools.cached_property
     def is_large(self) -> bool:
@@ -200,14 +200,15 @@ class TextFiles:
             tables = (path for path in found if path.suffix == ".parquet")
             if table := next(tables, None):
                 raise UserError(
-                    f"data.text_key='' reads texts, and {table} is a table: name a column"
+                    f"data.text_key='' reads plain text, but {table} is a table: set "
+                    "data.text_key to the name of a column"
                 )
         for key in ("label_key", "prompt_key", "rejected_key", "messages_key"):
             wrong = [path for path in found if getattr(self, key) and not formats.is_table(path)]
             if wrong:
                 raise UserError(
                     f"data.{key}={getattr(self, key)!r} needs files of records: .jsonl, .json, "
-                    f".csv, .tsv (all also .gz) or .parquet. data.path has {wrong[0]}"
+                    f".csv, .tsv (all also .gz) or .parquet. data.path includes {wrong[0]}"
                 )
         return found
 
@@ -218,8 +219,8 @@ def _read(path: Place, keys: Keys) -> Iterator[Document]:
         records = (*formats.LINES, *formats.SEPARATORS, *formats.FASTA, ".parquet")
         if not keys.is_plain and document.member.lower().endswith(records):
             raise UserError(
-                f"{path} holds {document.member}, a file of records: unpack it, and name it by "
-                "data.path, or set data.text_key='' to train on its characters as they are"
+                f"{path} contains {document.member}, a file of records: unpack it and set "
+                "data.path to it, or set data.text_key='' to train on its characters as they are"
             )
         yield document
 
@@ -229,17 +230,18 @@ def check_messages(source: Any) -> None:
     if not source.messages_key:
         if source.rejected_key and not getattr(source, "prompt_key", ""):
             raise UserError(
-                f"data.rejected_key={source.rejected_key!r} is of a worse answer to a prompt or "
-                "in a conversation, and there is neither: name the key of the prompt by "
-                "data.prompt_key, or that of the conversation by data.messages_key"
+                f"data.rejected_key={source.rejected_key!r} needs the answer to a prompt or a "
+                "conversation to compare with: set data.prompt_key to the key of the prompt, or "
+                "data.messages_key to the key of the conversation"
             )
         return
     keys = {"text_key": "text", "label_key": ""}
     for key, default in keys.items():
         if (value := getattr(source, key, default)) != default:
             raise UserError(
-                f"data.messages_key={source.messages_key!r} and data.{key}={value!r} do not go "
-                "together: a conversation is the whole text of a record. Take one of them"
+                f"data.messages_key={source.messages_key!r} and data.{key}={value!r} cannot be "
+                "combined, because a conversation is the whole text of a record: remove one of "
+                "the two keys"
             )
 
 

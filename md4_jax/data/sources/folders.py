@@ -70,7 +70,8 @@ class ImageFolder(ImageSource):
         for path in self._split(split):
             if path.parent.name not in number:
                 raise UserError(
-                    f"{path.parent} is the folder of a class that the training images do not have"
+                    f"{path.parent} is the folder of a class that does not occur in the training "
+                    "images"
                 )
         return np.array([number[path.parent.name] for path in self._split(split)], int)
 
@@ -119,10 +120,10 @@ def _splits(root: Place) -> dict[str, Place]:
     others = [name for name in _classes(root) if root / name not in named.values()]
     if others := [name for name in others if name[0] != "_" and _has_images(root / name)]:
         raise UserError(
-            f"{root} has the folder train, and beside it {', '.join(others[:5])}: images beside "
-            "train may be in test, and in one of validation and val. If train is the training "
-            "split, move the other folders elsewhere. If it is a class, set data.path to a "
-            "directory whose only folder, train, holds the folders of all classes"
+            f"{root} contains the folder train and also {', '.join(others[:5])}: beside train "
+            "only test and one of validation and val may contain images. If train is the "
+            "training split, move the other folders elsewhere. If it is a class, set data.path "
+            "to a directory whose only folder, train, holds the folders of all classes"
         )
     return {name: folder for name, folder in named.items() if exists(folder)}
 
@@ -141,11 +142,11 @@ def _files(root: Place) -> list[Place]:
     classes, loose = _classes(root), _of(root)
     if classes and loose:
         raise UserError(
-            f"{root} has folders and also images beside them, such as {loose[0].name}: an image "
-            "either lies in the folder of its class, or there are no folders"
+            f"{root} contains both folders and images, such as {loose[0].name}: put all images "
+            "into folders of their classes, or use no folders at all"
         )
     if not classes and not loose:
-        raise UserError(f"data.path: {root} has no file that ends in {', '.join(ENDINGS)}")
+        raise UserError(f"data.path: {root} has no file with the ending {', '.join(ENDINGS)}")
     for name in classes:
         if not _of(root / name):
             raise UserError(f"{root / name} is empty: the folder of a class must have images")

@@ -120,8 +120,8 @@ def bounded(where: str, raw: bytes) -> bytes:
     """Returns the content; UserError if it exceeds the largest size of a document."""
     if len(raw) > LARGEST:
         raise UserError(
-            f"{where} has more than {LARGEST:,} bytes when it is unpacked. Unpack it yourself if "
-            "you trust it, and cut it into smaller documents"
+            f"{where} has more than {LARGEST:,} bytes after decompression. Decompress it yourself "
+            "if you trust it, and split it into smaller documents"
         )
     return raw
 
@@ -136,7 +136,7 @@ def whole(path: Place) -> Document:
     """Returns a file as one text, whatever its name."""
     raw = _content(path)
     if raw.startswith(PARQUET) and raw.endswith(PARQUET):
-        raise UserError(f"data.path: {path} is a Parquet file: call it {path.name}.parquet")
+        raise UserError(f"data.path: {path} is a Parquet file: rename it to {path.name}.parquet")
     return Document(_decode(str(path), raw, 0), path, position=path.stat().length)
 
 

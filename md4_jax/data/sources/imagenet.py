@@ -194,8 +194,8 @@ def _rows(path: Place, width: int, start: int, stop: int) -> Iterator[np.ndarray
         shape, by_columns, dtype = read(file)
         if len(shape) != 2 or shape[1] != width or dtype != np.uint8 or by_columns:
             raise UserError(
-                f"{path}: data is {dtype} of shape {shape}, not uint8 with rows of {width:,}, the "
-                "values of an image of data.size"
+                f"{path}: the array 'data' is {dtype} of shape {shape}, but must be uint8 with "
+                f"rows of {width:,} values, one image of data.size each"
             )
         if shape[0] < stop:
             raise UserError(f"{path} has {stop:,} labels and {shape[0]:,} images")
@@ -203,5 +203,7 @@ def _rows(path: Place, width: int, start: int, stop: int) -> Iterator[np.ndarray
             count = min(AT_ONCE, stop - first)
             raw = file.read(count * width)
             if len(raw) < count * width:
-                raise UserError(f"{path} is cut short: its data end within image {first + 1:,}")
+                raise UserError(
+                    f"{path} is cut short: the data end in the middle of image {first + 1:,}"
+                )
             yield np.frombuffer(raw, np.uint8).reshape(count, width)[max(0, start - first) :]

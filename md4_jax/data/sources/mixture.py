@@ -34,18 +34,20 @@ class Mixture:
         for name, (source, weight) in self.parts.items():
             key = f"data.parts.{name}"
             if weight <= 0:
-                raise UserError(f"{key}.weight={weight} must be above 0: leave the part out")
+                raise UserError(
+                    f"{key}.weight={weight} must be above 0. To leave the part out, remove it"
+                )
             if isinstance(source, Mixture) or not hasattr(source, "documents"):
                 raise UserError(f"{key} is not a source of text: a mixture holds only text")
             if getattr(source, "label_key", ""):
                 raise UserError(
-                    f"{key}.label_key={source.label_key!r}: texts with a class cannot be part of a "
-                    "mixture, whose other texts have none"
+                    f"{key}.label_key={source.label_key!r}: texts with classes cannot be part of "
+                    "a mixture"
                 )
             if getattr(source, "rejected_key", ""):
                 raise UserError(
-                    f"{key}.rejected_key={source.rejected_key!r}: the parts of a mixture have no "
-                    "worse answers. Take it as the only source"
+                    f"{key}.rejected_key={source.rejected_key!r}: rejected answers cannot be used "
+                    "in a mixture. Use this source alone"
                 )
 
     @property

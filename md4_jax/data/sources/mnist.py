@@ -158,9 +158,9 @@ def read_idx(path: Place, kind: int) -> np.ndarray:
     sizes = struct.unpack_from(f">{dimensions}I", raw, 4)
     if len(raw) - head != math.prod(sizes):
         raise UserError(
-            f"{path} is cut short or damaged: its first bytes announce "
-            f"{' x '.join(map(str, sizes))} = {math.prod(sizes):,} bytes, and "
-            f"{len(raw) - head:,} follow"
+            f"{path} is cut short or damaged: according to its header "
+            f"{' x '.join(map(str, sizes))} = {math.prod(sizes):,} bytes must follow, but there "
+            f"are {len(raw) - head:,}"
         )
     return np.frombuffer(raw, np.uint8, offset=head).reshape(sizes)
 

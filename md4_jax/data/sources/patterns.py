@@ -53,9 +53,9 @@ def data_below(path: str) -> list[Place]:
     data = [file for file in found if hub.is_data(file.name.lower(), formats.ENDINGS)]
     if not data:
         raise UserError(
-            f"data.path: no file in the folder {path} or below it is one of data (.parquet, "
-            f".jsonl, .ndjson, .json, .csv, .tsv, .txt or an archive). To read {found[0].name} all "
-            "the same, name it, or give a pattern in quotes, such as 'pages/*.html'"
+            f"data.path: no file in the folder {path} or below it is a data file (.parquet, "
+            f".jsonl, .ndjson, .json, .csv, .tsv, .txt or an archive). To read {found[0].name} "
+            "anyway, set data.path to it, or to a pattern in quotes, such as 'pages/*.html'"
         )
     return data
 

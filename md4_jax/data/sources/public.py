@@ -69,9 +69,9 @@ class PublicText:
             )
         if self.prompt_key and not self.messages_key:
             raise UserError(
-                f"data.prompt_key={self.prompt_key!r} is here the key of messages that come before "
-                "those of data.messages_key, which is ''. Prompts and answers that are texts are "
-                "read from files, by data.name=text and data.path"
+                f"data.prompt_key={self.prompt_key!r} needs data.messages_key: with "
+                "data.name=public it is the key of the messages before those of data.messages_key. For "
+                "plain prompts and answers use data.name=text and data.path"
             )
         check_messages(self)
 
@@ -85,8 +85,8 @@ class PublicText:
         published = {file.sha256 for file in self._recipe.files} - {""}
         found = [(name, sha) for name, sha in self.facts() if published and sha not in published]
         return tuple(
-            f"{name} (SHA-256 {sha[:8]}...) is not the published file: figures on it are not "
-            f"figures of {self.dataset}"
+            f"{name} (SHA-256 {sha[:8]}...) is not the published file: results on it are not "
+            f"comparable with published results on {self.dataset}"
             for name, sha in found[:1]
         )
 
@@ -294,4 +294,6 @@ def _unpack(path: Place, folder: pathlib.Path) -> None:
             raise
         raise UserError(f"{path} cannot be read: {error}. Fetch it again") from error
     if not any(folder.iterdir()):
-        raise UserError(f"{path} holds no *{formats.INNER}: it is not OpenWebText's archive")
+        raise UserError(
+            f"{path} contains no *{formats.INNER}: it is not the archive of OpenWebText"
+        )

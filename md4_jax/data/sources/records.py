@@ -144,14 +144,14 @@ def of_table(where: str, lines: Iterable[str], separator: str) -> Iterator[tuple
                 header = _header(where, cells)
             elif len(cells) != len(header):
                 raise UserError(
-                    f"{where}, line {reader.line_num}: the row has {len(cells)} cells, and the "
+                    f"{where}, line {reader.line_num}: the row has {len(cells)} cells, but the "
                     f"header has {len(header)} columns: {', '.join(header)}"
                 )
             else:
                 yield reader.line_num, dict(zip(header, cells, strict=True))
     except csv.Error as error:
         raise UserError(
-            f"{where}, line {reader.line_num}: the row cannot be cut into cells ({error})"
+            f"{where}, line {reader.line_num}: the row cannot be split into cells ({error})"
         ) from error
 
 
@@ -183,8 +183,8 @@ def check_key(where: str, keys: Iterable[str], option: str, key: str) -> None:
         talk = next((name for name in CONVERSATIONS if name in keys), "")
         other = f", or data.messages_key={talk}, if these are conversations"
         raise UserError(
-            f"{where}: no key {key!r} (data.{option}); it has {has}: set data.{option}"
-            f"{other if talk and option == 'text_key' else ''}"
+            f"{where}: there is no key {key!r} (data.{option}), only {has}: set "
+            f"data.{option}{other if talk and option == 'text_key' else ''}"
         )
 
 
@@ -192,7 +192,7 @@ def _text(where: str, record: dict[str, Any], option: str, key: str) -> str:
     check_key(where, record, option, key)
     text = record[key]
     if not isinstance(text, str):
-        raise UserError(f"{where}: {key!r} holds no text but {spelled(text)}")
+        raise UserError(f"{where}: {key!r} must be text, not {spelled(text)}")
     return without_surrogates(text)
 
 
@@ -208,5 +208,5 @@ def _label(where: str, record: dict[str, Any], key: str) -> str | int:
     label = record[key]
     if not isinstance(label, str | int) or isinstance(label, bool):
         kind = spelled(label)
-        raise UserError(f"{where}: {key!r} is not a class (a name or a whole number), but {kind}")
+        raise UserError(f"{where}: {key!r} must be a class (a name or a whole number), not {kind}")
     return label

@@ -36,11 +36,11 @@ def bounds(total: int, split: str, *, validation: float, test: float, unit: str)
     held_out = [_amount(total, validation, "validation"), _amount(total, test, "test")]
     train = total - sum(held_out)
     if not total:
-        raise NoText(f"the data hold no {unit} at all: look at what data.path names")
+        raise NoText(f"the data contain no {unit}: check data.path")
     if train < 1:
         raise UserError(
-            f"validation takes {held_out[0]} and test {held_out[1]} of {total} {unit}: "
-            "nothing is left to train on. Lower data.validation or data.test."
+            f"validation takes {held_out[0]} and test {held_out[1]} of {total} {unit}: nothing is "
+            "left to train on. Reduce data.validation or data.test."
         )
     edges = (0, train, train + held_out[0], total)
     index = SPLITS.index(split)

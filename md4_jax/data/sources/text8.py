@@ -52,7 +52,7 @@ class Text8:
             return ()
         warning = (
             f"{path} holds {size:,} characters, not the {TEXT_BYTES:,} of text8: it is split "
-            "90/5/5 all the same, but figures on it are not text8 figures."
+            "90/5/5 anyway, but results on it are not comparable with published text8 results."
         )
         return (warning,)
 
@@ -130,8 +130,9 @@ def _check(path: Place, content: bytes) -> None:
     if wrong.size:
         offset = int(wrong[0])
         raise UserError(
-            f"{path} is not text8: byte {content[offset : offset + 1]!r} at offset {offset}, where "
-            "only 'a' to 'z' and the space may stand. For other text set data.name to 'text'."
+            f"{path} is not text8: byte {content[offset : offset + 1]!r} at offset {offset}, "
+            "where only 'a' to 'z' and the space are allowed. For other text set data.name to "
+            "'text'."
         )
     crc = zlib.crc32(content)
     if len(content) == TEXT_BYTES and crc != TEXT_CRC:

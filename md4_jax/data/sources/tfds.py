@@ -106,7 +106,7 @@ class TfdsText:
     def _text(self, record: dict[str, Any], where: str) -> str:
         value = record[self.text_key]
         if not isinstance(value, bytes | str):
-            raise UserError(f"{where}: {self.text_key!r} (data.text_key) holds no text")
+            raise UserError(f"{where}: {self.text_key!r} (data.text_key) is not text")
         try:
             return value.decode("utf-8") if isinstance(value, bytes) else value
         except UnicodeDecodeError as error:
@@ -180,4 +180,4 @@ def _prepare(builder) -> None:
 
 def _missing(error: ImportError) -> str:
     package = (error.name or "tensorflow_datasets").partition(".")[0].replace("_", "-")
-    return f"TensorFlow Datasets cannot be used here ({error}): pip install {package}"
+    return f"TensorFlow Datasets cannot be imported ({error}): pip install {package}"

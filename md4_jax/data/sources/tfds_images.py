@@ -58,7 +58,9 @@ class TfdsImages(ImageSource):
             return ()
         found = getattr(self._feature("label_key"), "names", None)
         if not found:
-            raise UserError(f"{self.dataset}: {self.label_key!r} (data.label_key) holds no classes")
+            raise UserError(
+                f"{self.dataset}: {self.label_key!r} (data.label_key) is not a class label"
+            )
         return tuple(found)
 
     def fingerprint(self) -> str:

@@ -316,7 +316,7 @@ def test_a_run_keeps_the_day_that_its_template_tells(corpus, tmp_path, folder):
     assert Chat.kept(run) == dated
     assert inputs.domain_and_source(config(tmp_path), run)[1].chat == dated
     (run / "chat.json").write_text('{"template": "x", "tokens": {}, "day": "31st"}')
-    with pytest.raises(UserError, match="chat.json is damaged: its day is '31st'"):
+    with pytest.raises(UserError, match="chat.json is damaged: its date 'day' is '31st'"):
         Chat.kept(run)
 
 
@@ -329,7 +329,7 @@ def test_another_template_than_that_of_the_run_is_refused(tmp_path, folder):
     other.write_text(PLAIN.template)
     same.write_text(TEMPLATE)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(LLADA.tokens))
-    with pytest.raises(UserError, match="other.jinja is another chat template than the one of"):
+    with pytest.raises(UserError, match="other.jinja differs from the chat template in"):
         inputs.domain_and_source(config(tmp_path, chat_template=str(other)), run)
     asked = config(tmp_path, chat_template=str(same))
     assert inputs.domain_and_source(asked, run)[1].chat == LLADA
@@ -351,11 +351,11 @@ def test_a_text_with_the_mask_is_named(corpus):
 @pytest.mark.parametrize(
     "talk, said",
     [
-        ([], "holds no conversation, a list of messages, but an empty list"),
-        ("hi", "holds no conversation, a list of messages, but a str"),
-        (["hi"], "message 1: it needs 'role' and 'content', .* and has 'hi'"),
-        ([{}], "message 1: it needs 'role' and 'content', .* and has {}"),
-        ([{"role": "user"}], "message 1: it needs .* 'from' and 'value', and has role"),
+        ([], "must be a conversation, which is a list of messages, not an empty list"),
+        ("hi", "must be a conversation, which is a list of messages, not a str"),
+        (["hi"], "message 1: it needs the keys 'role' and 'content', .* but has 'hi'"),
+        ([{}], "message 1: it needs the keys 'role' and 'content', .* but has {}"),
+        ([{"role": "user"}], "message 1: it needs .* 'from' and 'value', but has role"),
         ([{"role": "user", "content": None}], r"message 1: it .* and has role, content \(null\)"),
         ([*messages(TALK[:1]), {"role": "bot", "content": "a"}],
          "message 2: the role 'bot' is not known; known are system, user, assistant, tool, human"),
@@ -373,7 +373,7 @@ def test_records_that_are_no_conversations(talk, said, corpus):
 def test_keys_that_do_not_go_together(tmp_path):
     for options in ({"text_key": "t"}, {"label_key": "t"}):
         (key,) = options
-        said = f"data.messages_key='talk' and data.{key}='t' do not go together"
+        said = f"data.messages_key='talk' and data.{key}='t' cannot be combined"
         with pytest.raises(UserError, match=said):
             TextFiles("x", messages_key="talk", **options)
     with pytest.raises(UserError, match="data.messages_key='talk' and data.text_key='t'"):
@@ -509,7 +509,8 @@ def test_templates_that_are_not_there(tmp_path, folder):
         inputs.domain_and_source(asked, None)
     for wrong in (folder, tmp_path / "none"):
         with pytest.raises(
-            UserError, match=f"data.chat_template={wrong}: there is no chat template"
+            UserError,
+            match=f"data.chat_template={wrong} was not found or contains no chat template",
         ):
             inputs.domain_and_source(config(tmp_path, chat_template=str(wrong)), None)
     asked = config(tmp_path, detokenise="ptb", chat_template=written(tmp_path / "a.jinja", [1]))

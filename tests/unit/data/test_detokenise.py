@@ -69,7 +69,7 @@ def test_a_detokenised_source_has_another_hash_and_changed_documents(tmp_path):
 def test_unknown_rules_and_data_that_is_not_text():
     with pytest.raises(UserError, match="data.detokenise='wiki' is not known. Known are lambada"):
         Detokenised(Shakespeare(), "wiki")
-    with pytest.raises(UserError, match="is for sources of text"):
+    with pytest.raises(UserError, match="is only for text"):
         Detokenised(object(), "ptb")
 
 

@@ -94,7 +94,7 @@ def test_a_class_that_is_gone_is_named(workdir):
         text = domain.to_json().replace(f"{module}:", "gone.module:")
         (workdir / DOMAIN_FILE).write_text(text)
         for how, reason in ((load, "there is no gone.module:"), (None, "only built-in names")):
-            with pytest.raises(UserError, match="'gone.module:.*is not found") as caught:
+            with pytest.raises(UserError, match="'gone.module:.*cannot be imported") as caught:
                 stored_domain(workdir, 5, how)
             assert reason in str(caught.value) and "damaged" not in str(caught.value)
             assert str(workdir / DOMAIN_FILE) in str(caught.value)

@@ -276,7 +276,7 @@ def test_the_archive_is_downloaded_with_its_checksum(archive, cache, server, mon
     server.files["/cifar.tar.gz"] = raw
     monkeypatch.setattr(cifar10, "URL", f"{server.url}/cifar.tar.gz")
     monkeypatch.setattr(cifar10, "BYTES", len(raw))
-    with pytest.raises(UserError, match=f"SHA-256 of what came .* instead of {cifar10.SHA256}"):
+    with pytest.raises(UserError, match=f"has the SHA-256 .* instead of {cifar10.SHA256}"):
         Cifar10().rows("test")
     monkeypatch.setattr(cifar10, "SHA256", hashlib.sha256(raw).hexdigest())
     assert labels(Cifar10(), "test") == [0, 1]
@@ -288,7 +288,7 @@ def test_a_single_file_is_cut_and_said_not_to_be_cifar_10(tmp_path):
     path.write_bytes(gzip.compress(records(10)))
     source = Cifar10(path=str(path), test=2)
     assert labels(source, "train") == list(range(8)) and labels(source, "test") == [8, 9]
-    assert "holds 10 images: figures on it are not CIFAR-10 figures" in source.warnings[0]
+    assert "holds 10 images: results on them are not comparable" in source.warnings[0]
     with pytest.raises(UserError, match="is a single file: set data.test to the number"):
         Cifar10(path=str(path)).rows("test")
 
@@ -310,7 +310,7 @@ def test_the_real_first_images_of_cifar_10(shared):
         ("x.bin", lambda b: b[: 4 * 3073] + b"\x0b" + b[1:3073], "the class of image 4 is 11"),
         ("x.bin.gz", lambda b: gzip.compress(b)[:-20], "not a whole gzip file"),
         ("x.tar.gz", lambda b: b, "not a whole .tar.gz file"),
-        ("x.png", lambda b: b, "CIFAR-10 is cifar-10-binary.tar.gz, a directory"),
+        ("x.png", lambda b: b, "CIFAR-10 it must be cifar-10-binary.tar.gz, a directory"),
     ],
 )
 def test_a_bad_file_of_cifar_10_is_named(tmp_path, name, change, words):
@@ -508,7 +508,7 @@ def test_other_folders_beside_train_are_refused(names, others, tmp_path):
     for name in names:
         write(tmp_path / name / "deeper" / "a.PNG", 1)
     (tmp_path / ".cache").mkdir()
-    said = f"has the folder train, and beside it {others} .* If train is the .* If it is a class"
+    said = f"contains the folder train and also {others}: .* If train is the .* If it is a class"
     with pytest.raises(UserError, match=said):
         ImageFolder(path=str(tmp_path)).rows("train")
 
@@ -546,7 +546,10 @@ def test_grey_images_without_classes_and_jpeg(tmp_path):
         (spoil(lambda raw: raw[:45]), "dog/3.PNG cannot be read as an image"),
         (spoil(lambda raw: b"text"), "dog/3.PNG cannot be read as an image"),
         (lambda p: (p.parents[1] / "cow").mkdir(), "cow is empty: the folder of a class must have"),
-        (lambda p: write(p.parents[1] / "x.png", 0), "also images beside them, such as x.png"),
+        (
+            lambda p: write(p.parents[1] / "x.png", 0),
+            "contains both folders and images, such as x.png",
+        ),
     ],
 )
 def test_a_bad_picture_is_named(folder, change, words):
@@ -566,7 +569,7 @@ def test_a_jpeg_that_is_cut_short_is_named(tmp_path):
 
 
 def test_a_directory_without_images(tmp_path):
-    with pytest.raises(UserError, match="^data.path: .* has no file that ends in .png, .jpg"):
+    with pytest.raises(UserError, match="^data.path: .* has no file with the ending .png, .jpg"):
         ImageFolder(path=str(tmp_path)).rows("train")
     with pytest.raises(UserError, match="data.path: there is no directory .*/none"):
         ImageFolder(path=str(tmp_path / "none")).rows("train")

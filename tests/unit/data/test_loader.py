@@ -258,7 +258,7 @@ def test_windows_that_slide_count_everything_once(sequences, remainder, stride):
 
 @pytest.mark.parametrize("step", [0, LENGTH + 1])
 def test_windows_leave_out_no_text(step):
-    said = f"stride={step} must lie between 1 and {LENGTH}, the tokens of a sequence"
+    said = f"stride={step} must lie between 1 and {LENGTH}, the number of tokens of a sequence"
     with pytest.raises(UserError, match=said):
         Windows(stream(5), LENGTH, step)
 

@@ -99,7 +99,8 @@ def test_what_comes_before_may_be_a_list_of_its_own(kind, corpus):
 
 
 @pytest.mark.parametrize(
-    "before, said", [("hi", "conversation, a list of messages, but a str"), ([], "an empty list")]
+    "before, said",
+    [("hi", "conversation, which is a list of messages, not a str"), ([], "an empty list")],
 )
 def test_what_comes_before_is_no_list_of_messages(before, said, corpus):
     with pytest.raises(UserError, match=f"pairs.jsonl, line 1: 'prompt' holds no .*{said}"):
@@ -120,11 +121,11 @@ def test_other_worse_answers_are_other_data(corpus):
 @pytest.mark.parametrize(
     "worse, said",
     [
-        (talk("q"), "the last message of 'rejected' is to be compared, and is not an answer"),
+        (talk("q"), "the last message of 'rejected' must be an answer"),
         (talk("q", "no", "why"), "the last message of 'rejected' is to be compared"),
         (talk("q", "yes", "why", "no"), "have 2 and 4 messages"),
         (talk("p", "no"), "'chosen' and 'rejected' must be the same .* differ in message 1"),
-        ([], "'rejected' holds no conversation, a list of messages, but an empty list"),
+        ([], "'rejected' must be a conversation, .* not an empty list"),
     ],
 )
 def test_conversations_that_cannot_be_compared(worse, said, corpus):
@@ -148,9 +149,9 @@ def test_keys_that_do_not_go_together(corpus):
         corpus(pairs, padding="hidden").sizes(["train"])
     with pytest.raises(UserError, match=r"line 1: no key 'bad' \(data.rejected_key\); it has ch"):
         corpus(pairs, rejected_key="bad").sizes(["train"])
-    with pytest.raises(UserError, match="name the key .* or that of the conversation by data.mess"):
+    with pytest.raises(UserError, match="set data.prompt_key .* or data.messages_key to the key"):
         PublicText("me/pairs", rejected_key="bad")
-    with pytest.raises(UserError, match="those of data.messages_key, which is ''"):
+    with pytest.raises(UserError, match="needs data.messages_key: with data.name=public"):
         PublicText("me/pairs", prompt_key="prompt", rejected_key="bad")
 
 

@@ -215,7 +215,7 @@ def test_a_damaged_shard_is_made_again(damage, said, number, made, source, capsy
     damage(path)
     contents.measured.cache_clear()
     assert prepared(source, Bytes(), "") == made
-    assert f"{path} is not what was kept of the text: {said}" in capsys.readouterr().out
+    assert f"{path} is damaged or was changed: {said}" in capsys.readouterr().out
     assert [(made.folder / shard.name).read_bytes() for shard in made.shards] == expected
 
 

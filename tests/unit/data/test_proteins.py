@@ -39,7 +39,9 @@ def test_texts_come_back_and_the_mask_shows():
 
 @pytest.mark.parametrize("letter", ["J", "*", "m", "_", " ", "é", "\U00020000", "<mask>"])
 def test_letters_without_an_entry(letter):
-    with pytest.raises(UserError, match=r"at offset 2 is no residue: .* or set tokenizer.unknown="):
+    with pytest.raises(
+        UserError, match=r"at offset 2 is not an amino acid: .* or set tokenizer.unknown="
+    ):
         Proteins().encode(f"MK{letter}T")
     if len(letter) == 1:
         assert Proteins("X").encode(f"MK{letter}T").tolist() == [20, 15, 24, 11]
@@ -103,5 +105,5 @@ def test_a_protein_is_a_sequence_with_padding_that_is_hidden(tmp_path):
 
 def test_the_error_names_the_record(tmp_path):
     records = [f">{n}\nGAV\n{'J' if n == 7 else 'C'}\n" for n in range(20)]
-    with pytest.raises(UserError, match=r"a.fasta, line 22: 'J' at offset 3 is no residue"):
+    with pytest.raises(UserError, match=r"a.fasta, line 22: 'J' at offset 3 is not an amino acid"):
         corpus(tmp_path, "".join(records)).sizes(["train"])

@@ -116,7 +116,10 @@ def test_a_fingerprint_sees_tokens_context_and_lengths():
     [
         (DataOptions(length=256), r"data.length=256 must be 12: .* the shape \(2, 2, 3\)"),
         (DataOptions(length=12, windows="every"), "data.windows='every' and"),
-        (DataOptions(length=12, separate_documents=True), "separate_documents=True are for text"),
+        (
+            DataOptions(length=12, separate_documents=True),
+            "separate_documents=True are only for text",
+        ),
     ],
 )
 def test_what_is_for_text_is_refused(options, words):

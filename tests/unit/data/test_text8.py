@@ -51,7 +51,7 @@ def test_the_splits_are_the_corpus(small):
 
 def test_a_shorter_file_is_warned_of(small, monkeypatch):
     (warning,) = Text8(str(small)).warnings
-    assert "1,000 characters" in warning and "not text8 figures" in warning
+    assert "1,000 characters" in warning and "not comparable with published text8" in warning
     monkeypatch.setattr(text8, "TEXT_BYTES", 1000)
     assert Text8(str(small)).warnings == ()
 

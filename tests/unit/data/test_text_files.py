@@ -278,7 +278,7 @@ def test_the_rows_of_a_parquet_file_are_documents(tmp_path):
 def test_a_parquet_file_of_another_name_is_told_from_text(tmp_path):
     path = tmp_path / "table.bin"
     path.write_bytes(b"PAR1 text and no more PAR1")
-    with pytest.raises(UserError, match="table.bin is a Parquet file: call it table.bin.parquet"):
+    with pytest.raises(UserError, match="table.bin is a Parquet file: rename it to table.bin"):
         read(TextFiles(str(path)))
 
 
@@ -336,7 +336,7 @@ def test_labels_and_prompts_of_a_table_of_cells(tmp_path):
         ("a.json", "Once upon a time", "a.json, line 1: not JSON"),
         ("a.csv", "label;text\n1;a\n", "no key 'text' .*it has label;text"),
         ("a.csv", "label,text\n1,a,b\n", "line 2: the row has 3 cells, and the header has 2"),
-        ("a.csv", 'text\nb\n"a\n', "line 3: the row cannot be cut into cells"),
+        ("a.csv", 'text\nb\n"a\n', "line 3: the row cannot be split into cells"),
         ("a.csv", "text,text\na,b\n", "names the column 'text' twice"),
     ],
 )
@@ -381,7 +381,7 @@ def test_line_ends_of_windows_are_named_where_they_are_part_of_the_text(tmp_path
     (tmp_path / "a.csv").write_bytes(b"text\r\nb\r\n")
     (tmp_path / "c.txt").write_bytes(b"a\nb\n")
     warnings = TextFiles(str(tmp_path)).warnings
-    assert len(warnings) == 1 and "b.txt has line ends of Windows" in warnings[0]
+    assert len(warnings) == 1 and "b.txt has Windows line ends" in warnings[0]
     for name in ("a.csv", "c.txt"):
         assert TextFiles(str(tmp_path / name)).warnings == ()
 
@@ -416,7 +416,9 @@ def test_without_a_key_every_file_is_a_text(tmp_path):
     with pytest.raises(UserError, match="data.label_key='y' needs data.text_key"):
         TextFiles(str(tmp_path), text_key="", label_key="y")
     (tmp_path / "g.parquet").write_bytes(b"PAR1 PAR1")
-    with pytest.raises(UserError, match="data.text_key='' reads texts, and .*g.parquet is a table"):
+    with pytest.raises(
+        UserError, match="data.text_key='' reads plain text, but .*g.parquet is a table"
+    ):
         read(TextFiles(str(tmp_path), text_key=""))
 
 
@@ -440,9 +442,7 @@ def test_nothing_left_to_train_on(tmp_path):
     with pytest.raises(UserError, match=r"data\.test is -1"):
         TextFiles(path, test=-1).documents("train")
     (tmp_path / "empty.txt").touch()
-    with pytest.raises(
-        UserError, match="the data hold no characters at all: look at what data.path names"
-    ):
+    with pytest.raises(UserError, match="the data contain no characters: check data.path"):
         TextFiles(str(tmp_path / "empty.txt")).documents("train")
 
 

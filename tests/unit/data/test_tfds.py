@@ -99,7 +99,7 @@ def test_wrong_features(tmp_path):
         UserError, match=r"no feature 'body' \(data\.text_key\); it has text, title"
     ):
         read(TfdsText("tiny", text_key="body", data_dir=root))
-    with pytest.raises(UserError, match="tiny, train, example 0: 'title'.*holds no text"):
+    with pytest.raises(UserError, match="tiny, train, example 0: 'title'.*is not text"):
         read(TfdsText("tiny", text_key="title", data_dir=root))
 
 
