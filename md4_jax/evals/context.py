@@ -127,7 +127,10 @@ def check_sizes(evaluator: Any, experiment: Experiment, key: str, length: int = 
         raise UserError(f"{key}.batch_size={size} must be divisible by the {shards} batch shards")
     length = length or data_length(evaluator, experiment)[1]
     if getattr(evaluator, "stride", 0) > length:
-        raise UserError(f"{key}.stride={evaluator.stride} must be at most {length}, the length")
+        raise UserError(
+            f"{key}.stride={evaluator.stride} must be at most {length}, the number of tokens of a "
+            "sequence"
+        )
 
 
 def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:

@@ -71,7 +71,7 @@ class InceptionFeatures:
         if not self.weights:
             raise UserError(
                 "features.weights must name the weights of Inception: a safetensors file, or "
-                "OWNER/NAME/FILE of the hub; features.name='random' needs none"
+                "OWNER/NAME/FILE of the hub. features.name='random' needs no weights"
             )
 
     def __call__(self, images: np.ndarray) -> np.ndarray:

@@ -52,9 +52,11 @@ class FrechetDistance(OnSplit):
         """Raises UserError for data that are not images, or that have no labels."""
         shape = experiment.domain.shape
         if not has_pictures(experiment.domain):
-            raise UserError(f"{key} compares images; this data has examples of the shape {shape}")
+            raise UserError(
+                f"{key} compares images, but these data have examples of the shape {shape}"
+            )
         if self.labels and not experiment.domain.labels:
-            raise UserError(f"{key}.labels=True needs data with labels; this data has none")
+            raise UserError(f"{key}.labels=True needs data with labels, but these data have none")
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns distance, precision, recall, and distances to the nearest training images."""
@@ -62,8 +64,8 @@ class FrechetDistance(OnSplit):
         rows, labels = spread(context.corpus(self.data), self.split, self.num)
         if len(rows) < 2:
             raise UserError(
-                f"evals.{context.name}: the {self.split} split has {len(rows)} image, and the "
-                "covariance of features needs 2: choose another split"
+                f"evals.{context.name}: the {self.split} split has {len(rows)} image, but the "
+                "covariance of features needs at least 2: use another split"
             )
         asked = dataclasses.replace(experiment.sample, num=self.num, trace=False)
         length = rows.shape[1]

@@ -57,11 +57,11 @@ class GenerativePerplexity(OnSplit):
         """Raises UserError without a judge, and for a model that is not a text model."""
         if not self.judge:
             raise UserError(
-                f"{key}.judge must be the directory of a causal run, the folder of a causal model, "
-                f"hf:NAME of one on the hub, such as hf:gpt2, or {MARK}NAME"
+                f"{key}.judge must be the directory of a causal run, the folder of a causal "
+                f"model, hf:NAME for one on the hub, such as hf:gpt2, or {MARK}NAME"
             )
         if not isinstance(experiment.domain, TextDomain):
-            raise UserError(f"{key} is for models of text, and this one is not")
+            raise UserError(f"{key} is only for models of text, and this model is not one")
 
     def check_source(self, key: str, is_causal: Callable[[str, str], bool]) -> None:
         """Raises UserError, before a run begins, if the judge does not exist."""
@@ -104,7 +104,9 @@ class GenerativePerplexity(OnSplit):
         least = 1 if judge.counts_first else 2
         found = [(text, row) for text, row in zip(texts, ids, strict=True) if len(row) >= least]
         if not found:
-            raise UserError(f"judge={self.judge} finds no text with at least {least} tokens")
+            raise UserError(
+                f"judge={self.judge} was given no text with at least {least} of its tokens"
+            )
         return [text for text, _ in found], [row for _, row in found]
 
     def _mauve(self, judge: Any, ids: list[np.ndarray], context: Context) -> dict[str, Any]:

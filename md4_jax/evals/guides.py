@@ -37,18 +37,18 @@ def check(experiment: Experiment, other: Experiment) -> None:
     if not other.network.classifies:
         raise UserError(
             f"{said} has network.name={other.config['network']['name']!r}, which predicts tokens: "
-            "name a run that was trained with objective.name='classifier'"
+            "give a run that was trained with objective.name='classifier'"
         )
     if not same_symbols(other.domain, experiment.domain):
         raise UserError(
-            f"{said} was trained with another tokenizer, or on images of another form, than this "
+            f"{said} was trained with another tokenizer, or on images of another shape, than this "
             "run: train a classifier on data with the same symbols"
         )
     length, its = sample_length(experiment), other.data.length
     if length != its:
         raise UserError(
-            f"{said} was trained on sequences of data.length={its}, and samples have {length} "
-            "tokens (sample.length, data.length): they must be the same"
+            f"{said} was trained on sequences of data.length={its}, but samples have {length} "
+            "tokens (sample.length, data.length): the two must be equal"
         )
     _check_process(experiment, other, said)
     classes = other.config["network"]["classes"]
@@ -60,13 +60,14 @@ def check(experiment: Experiment, other: Experiment) -> None:
     own = experiment.config["network"].get("classes", 0)
     if own not in (0, classes):
         raise UserError(
-            f"{said} has network.classes={classes} and this run {own}, so that a label is another "
-            "class for it: take a classifier with the same classes, or a model without any"
+            f"{said} was trained with network.classes={classes}, but this run has "
+            f"network.classes={own}, so that a label has another meaning for the classifier: use "
+            "a classifier with the same classes, or a model without classes"
         )
     if options.classifier_method == "taylor" and not other.network.mixtures:
         raise UserError(
-            "sample.classifier_method='taylor' needs a network that reads vectors of symbols, and "
-            f"{said} has network.input='intensity': take sample.classifier_method=exact"
+            "sample.classifier_method='taylor' needs a classifier with embeddings of symbols, "
+            f"but {said} has network.input='intensity': set sample.classifier_method=exact"
         )
 
 
@@ -80,6 +81,6 @@ def _check_process(experiment: Experiment, other: Experiment, said: str) -> None
     if (masks and other.network.time_free) or both[0] == both[1]:
         return
     raise UserError(
-        f"{said} was trained on the noise of {both[1]}, and this run has {both[0]}: train a "
+        f"{said} was trained with the process {both[1]}, but this run has {both[0]}: train a "
         "classifier with the same section `process`"
     )

@@ -41,18 +41,18 @@ class InformationProfile(OnBatches):
         masks = isinstance(experiment.process, AnyOrder.needs.processes)
         if not masks or experiment.network.causal:
             raise UserError(
-                f"{key} needs process.name='masking' and network.causal=False: it counts visible "
-                "tokens on both sides"
+                f"{key} needs process.name='masking' and network.causal=False: it needs "
+                "predictions from tokens on both sides"
             )
         if block := getattr(experiment.objective, "block", 0):
             raise UserError(
-                f"{key} measures how masks in a whole text are predicted, which a model trained "
-                f"with objective.block={block} never saw: leave it out"
+                f"{key} measures predictions of masks in whole texts, but a model trained with "
+                f"objective.block={block} has only seen masks in blocks: remove the evaluator"
             )
         if experiment.objective.needs.ordered:
             raise UserError(
-                f"{key} measures how masks in a whole text are predicted, and this model was "
-                "trained to read tokens in an order: leave it out"
+                f"{key} measures predictions of masks in whole texts, but this model was trained "
+                "on tokens in a random order: remove the evaluator"
             )
         check_sizes(self, experiment, key)
 
@@ -110,8 +110,8 @@ class InformationProfile(OnBatches):
                 break
         if not seen:
             raise UserError(
-                f"evals.{context.name}: no sequence of the {self.split} split is whole, and the "
-                "profile needs sequences of one length"
+                f"evals.{context.name}: all sequences of the {self.split} split are shorter than "
+                "data.length, but the profile needs sequences of full length"
             )
         visible, nats, masks = (np.concatenate(part) for part in zip(*parts, strict=True))
         return visible, nats.astype(np.float64), masks.astype(np.float64), length

@@ -25,7 +25,7 @@ from md4_jax.runtime.tensors import is_folder
 MARK = "transformers:"
 # Prefixes of names that are not directories -> the packages that read them, and their extra.
 PACKAGES = {MARK: (("torch", "transformers"), "judge"), "hf:": (("huggingface_hub",), "hub")}
-NOT_CAUSAL = "is not causal: name a run or a model with network.causal"
+NOT_CAUSAL = "is not causal: give a run or a model with network.causal=True"
 
 
 def check_source(key: str, name: str, is_causal: Callable[[str, str], bool]) -> None:
@@ -46,7 +46,7 @@ def check_source(key: str, name: str, is_causal: Callable[[str, str], bool]) -> 
     of_run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
     if not is_folder(folder) and not any((of_run / "checkpoints").glob("[0-9]*")):
         raise UserError(
-            f"{key}={name} holds neither a run with a checkpoint nor a model in *.safetensors"
+            f"{key}={name} contains neither a run with a checkpoint nor a model in *.safetensors"
         )
     if not is_causal(key, name):
         raise UserError(f"{key}={name} {NOT_CAUSAL}")

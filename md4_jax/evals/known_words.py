@@ -41,7 +41,7 @@ class KnownWords(OnSplit):
     def check(self, experiment: Experiment, key: str) -> None:
         """Raises UserError for a model that is not a text model."""
         if not isinstance(experiment.domain, TextDomain):
-            raise UserError(f"{key} is for models of text, and this one is not")
+            raise UserError(f"{key} is only for models of text, and this model is not one")
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns the fractions of known words of the samples and of the split."""

@@ -68,15 +68,16 @@ class LikelihoodBound(OnBatches):
         """
         if self.stride > length:
             raise UserError(
-                f"{key}stride={self.stride} must be at most {length_key}={length}, the tokens of a "
-                f"window: give fewer, such as {max(1, length // 2)}, or 0 for windows that share "
-                "no tokens"
+                f"{key}stride={self.stride} must be at most {length_key}={length}, the number of "
+                f"tokens in a window: set it to less, such as {max(1, length // 2)}, or to 0 for "
+                "windows that do not overlap"
             )
         block = getattr(self.objective, "block", 0)
         if self.stride and block and (length - self.stride) % block:
             raise UserError(
-                f"{key}stride={self.stride} leaves {length_key}={length} - {self.stride} tokens "
-                f"before each sequence, which objective.block={block} must divide"
+                f"{key}stride={self.stride} leaves {length_key}={length} - {self.stride} = "
+                f"{length - self.stride} tokens of context, and objective.block={block} must "
+                "divide that number"
             )
 
     def length_of(self, experiment: Experiment) -> tuple[str, int]:
@@ -151,9 +152,12 @@ def reported(experiment: Experiment) -> LikelihoodBound:
     """
     found = main_bound(experiment)
     if found is None and experiment.network.classifies:
-        raise UserError("a classifier has no likelihood: only models that predict tokens have one")
+        raise UserError("a classifier has no likelihood, because it does not predict tokens")
     if found is None:
-        raise UserError("evals has no likelihood: add one with --config.evals.test.name=likelihood")
+        raise UserError(
+            "the config has no evaluator of kind likelihood: add one with "
+            "--config.evals.test.name=likelihood"
+        )
     return found
 
 

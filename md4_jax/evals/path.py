@@ -152,36 +152,36 @@ class PathLikelihood(OnBatches):
         if not Path(step, ()).is_bound(experiment.process):
             raise UserError(
                 f"{key}: sample.name={name!r} has no likelihood along a path, because its "
-                "positions depend on the drawn tokens or on noise. confidence with "
-                "sample.score=margin or entropy and sample.noise=0 has one, and so have any_order, "
-                "first_hitting, ancestral on masks, eso and left_to_right"
+                "positions depend on the drawn tokens or on noise. Use confidence with "
+                "sample.score=margin or entropy and sample.noise=0, or any_order, first_hitting, "
+                "ancestral with masks, eso or left_to_right"
             )
         plain = type(step.transform)()
         for option in ("top_k", "top_p"):
             if getattr(step.transform, option) != getattr(plain, option):
                 raise UserError(
                     f"{key}: sample.{option}={getattr(step.transform, option)} gives most texts "
-                    "probability 0; leave it out"
+                    "the probability 0: remove the key"
                 )
         if excluded := experiment.config["sample"].get("exclude", ""):
             raise UserError(
-                f"{key}: sample.exclude={excluded!r} gives texts with these entries probability "
-                "0: leave it empty"
+                f"{key}: sample.exclude={excluded!r} gives texts with these entries the "
+                "probability 0: set it to ''"
             )
         if step.transform.temperature == 0:
             raise UserError(
-                f"{key}: at sample.temperature=0 all texts but one have probability 0: take a "
+                f"{key}: at sample.temperature=0 all texts but one have the probability 0: set a "
                 "temperature above 0"
             )
         if experiment.sample.guidance != 1.0:
             raise UserError(
-                f"{key}: sample.guidance={experiment.sample.guidance} is not part of a path: set "
-                "it to 1"
+                f"{key}: sample.guidance={experiment.sample.guidance} changes the distribution of "
+                "the samples, which this evaluator does not support: set it to 1"
             )
         if experiment.guide is not None:
             raise UserError(
                 f"{key}: sample.classifier={experiment.guide.options.classifier} changes the "
-                "distribution of the samples, which this evaluator does not support: leave it empty"
+                "distribution of the samples, which this evaluator does not support: set it to ''"
             )
         if experiment.steering is not None:
             raise UserError(
@@ -191,7 +191,7 @@ class PathLikelihood(OnBatches):
             )
         if sample_block(experiment):
             raise UserError(
-                f"{key} is for sampling without blocks, and a block has "
+                f"{key} is only for sampling without blocks, but this run samples in blocks of "
                 f"{sample_block(experiment)} tokens: set sample.block and objective.block to 0"
             )
         check_sizes(self, experiment, key)

@@ -110,7 +110,10 @@ class JudgeReward:
 
     def __call__(self, tokens: np.ndarray, domain: Any) -> np.ndarray:
         """Raises TypeError: the judge is not loaded; see `opened`."""
-        raise TypeError("this reward reads a judge: call what its `opened` returns")
+        raise TypeError(
+            "this reward must load its judge first: call `opened` and then the reward that it "
+            "returns"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +177,7 @@ def _compiled(key: str, pattern: str) -> re.Pattern:
 def _check_text(name: str, domain: Any) -> None:
     if not hasattr(domain, "encode"):
         raise UserError(
-            f"sample.reward.name={name!r} is for text, and the data of this run are none"
+            f"sample.reward.name={name!r} is only for text, and the data of this run are not text"
         )
 
 

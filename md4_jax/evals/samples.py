@@ -106,8 +106,9 @@ def check_draws(experiment: Experiment) -> None:
     """Raises UserError for a classifier, which cannot generate samples."""
     if experiment.network.classifies:
         raise UserError(
-            f"network.name={experiment.config['network']['name']!r} is a classifier and draws no "
-            "samples: name its run as sample.classifier of a model that does"
+            f"network.name={experiment.config['network']['name']!r} is a classifier and cannot "
+            "generate samples: to guide the samples of another run with it, set "
+            "sample.classifier of that run to the folder of this one"
         )
 
 
@@ -196,7 +197,7 @@ def watched(
     """Yields the states of the first sample during sampling."""
     options, length = experiment.sample, sample_length(experiment)
     if len(prompt.tokens) != length:
-        raise UserError(f"the prompt has {len(prompt.tokens)} positions, and samples {length}")
+        raise UserError(f"the prompt has {len(prompt.tokens)} positions, but samples have {length}")
     if experiment.network.gaps:
         check_beginnings([prompt])
     told = context_of(options, 1, drawn_classes(experiment))

@@ -166,13 +166,16 @@ def check_label(experiment: Experiment, label: Any) -> None:
     if isinstance(label, bool) or not isinstance(label, int | np.integer) or label < -1:
         raise UserError(f"label must be the number of a class, or -1 for none, not {label!r}")
     if label >= 0 and not classes:
-        raise UserError(f"label={label} is a class, and the network has none: leave label=-1")
+        raise UserError(f"label={label} is a class, but the network has no classes: set label=-1")
     if label >= classes > 0:
-        raise UserError(f"label={label} must be below network.classes={classes}; -1 means no class")
+        raise UserError(
+            f"label={label} must be less than network.classes={classes}, or -1 for no class"
+        )
     if label < 0 and drawn_classes(experiment):
         raise UserError(
-            "label=-1, no class: this network was trained with network.label_dropout=0 and only "
-            f"knows the probability of a text given its class; name one, 0 to {classes - 1}"
+            "label=-1 means no class, but this network was trained with network.label_dropout=0 "
+            "and can only evaluate a text together with its class: set label to a class, 0 to "
+            f"{classes - 1}"
         )
 
 

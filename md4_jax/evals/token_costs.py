@@ -61,13 +61,13 @@ def token_costs(
     """
     check_label(experiment, label)
     if not isinstance(estimates, int | np.integer) or estimates < 1:
-        raise UserError(f"estimates must be a whole number from 1 up, not {estimates!r}")
+        raise UserError(f"estimates must be a whole number of at least 1, not {estimates!r}")
     splits = splitting(experiment, objective)
     tokens = np.asarray(encoded(experiment, 0, text), np.int32)
     if len(tokens) > experiment.data.length:
         raise UserError(
-            f"the text has {len(tokens)} {experiment.domain.unit}s, and the model sees "
-            f"{experiment.data.length} at once: shorten it"
+            f"the text has {len(tokens)} {experiment.domain.unit}s, but the model reads at most "
+            f"{experiment.data.length}: shorten the text"
         )
     exact = getattr(splits, "is_exact", lambda network: False)(experiment.network)
     batch = _batch(experiment, params, tokens, 1 if exact else ROWS, label)
@@ -93,8 +93,8 @@ def splitting(experiment: Experiment, objective: Objective) -> Any:
     if masks and isinstance(objective, SAME):
         return AnyOrder()
     raise UserError(
-        f"the bound {type(objective).__name__} of this model is no sum over tokens: only models of "
-        "masks, and those from left to right, have costs of single tokens"
+        f"the bound {type(objective).__name__} of this model is not a sum over tokens: only "
+        "masked and autoregressive models have costs of single tokens"
     )
 
 

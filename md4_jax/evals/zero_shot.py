@@ -86,11 +86,13 @@ class ZeroShot:
     def __post_init__(self):
         for name in self.chosen:
             if name not in SETS:
-                raise UserError(f"sets has {name!r}; the sets are {', '.join(SETS)}")
+                raise UserError(
+                    f"sets contains the unknown name {name!r}. Known are {', '.join(SETS)}"
+                )
         if self.chunks not in CHUNKS:
             raise UserError(f"chunks must be {' or '.join(CHUNKS)}, not {self.chunks!r}")
         if self.stride and self.chunks == "documents":
-            raise UserError(f"stride={self.stride} slides over joined text: chunks=concatenate")
+            raise UserError(f"stride={self.stride} needs joined documents: set chunks=concatenate")
         for name in self.chosen:
             self._bound(name)
 
@@ -102,7 +104,7 @@ class ZeroShot:
     def check(self, experiment: Experiment, key: str) -> None:
         """Raises UserError for a model that is not a text model, and for sizes that do not fit."""
         if not isinstance(experiment.domain, TextDomain):
-            raise UserError(f"{key} is for models of text, and this one is not")
+            raise UserError(f"{key} is only for models of text, and this model is not one")
         own, length = self.length_of(experiment)
         length_key = f"{key}.{own}" if own else "data.length"
         check_sizes(self, experiment, key, length)
@@ -142,7 +144,7 @@ class ZeroShot:
         """
         if self.path and place(self.path, f"{key}.path").is_file():
             raise UserError(
-                f"{key}.path={self.path} is a file, and must be a folder with one folder for each "
+                f"{key}.path={self.path} is a file, but must be a folder with one folder for each "
                 f"of {key}.sets, such as {self.path}/{next(iter(self.chosen))}"
             )
         found = {name: corpus_of(self._changes(name)) for name in self.chosen}
@@ -198,8 +200,8 @@ def _said(error: UserError, key: str, name: str, split: str) -> str:
     """Rewords an error about a set with the keys and the split of this evaluator."""
     if isinstance(error, NoText):
         return (
-            f"the {split} split has 0 tokens. Add its file, leave {name} out of sets, or choose "
-            f"another split by {key}.split"
+            f"the {split} split has 0 tokens. Add its file, remove {name} from {key}.sets, or "
+            f"choose another split by {key}.split"
         )
     if isinstance(error, UnknownCharacter):
         return (
@@ -208,7 +210,9 @@ def _said(error: UserError, key: str, name: str, split: str) -> str:
         )
     said = str(error).replace("data.path", f"{key}.path")
     return (
-        said if said == str(error) else f"{said}. That folder holds one named {name} for this set"
+        said
+        if said == str(error)
+        else f"{said}. That folder must contain a folder {name} for this set"
     )
 
 

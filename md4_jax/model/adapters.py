@@ -22,8 +22,8 @@ def merged(model: Any) -> Any:
     section, domain = model.config["network"], model.domain
     if not model.experiment.network.adapters:
         raise UserError(
-            f"merged=True folds adapters into the matrices beside them, and {model.origin} has "
-            f"none (network.lora_rank={section.get('lora_rank', 0)})"
+            f"merged=True merges adapters into the matrices that they adapt, but {model.origin} "
+            f"has no adapters (network.lora_rank={section.get('lora_rank', 0)})"
         )
     config = copy.deepcopy(model.config)
     config["network"]["lora_rank"] = 0

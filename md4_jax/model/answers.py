@@ -39,8 +39,8 @@ def drawn(
         return []
     if model.experiment.sampler_step.needs.hides:
         raise UserError(
-            f"{model.origin} draws texts that change their length, which is done by infill and "
-            "sample: a chat, and tokens drawn after a prompt, have as many as are asked for"
+            f"{model.origin} draws texts that change their length, so it can only be used with "
+            "infill and sample: chat and completions draw a fixed number of tokens"
         )
     asked = {**options, "num": 1, "length": 0}
     canvas = _Canvas(model, model.sampling(asked, prompted=True))
@@ -68,16 +68,16 @@ def answer(model: Any, messages: str | Messages, size: int, options: Mapping[str
     messages = conversation("the chat", list(messages) if is_list else messages)
     if refused := sorted(NOT_OF_CHATS & options.keys()):
         raise UserError(
-            f"a chat has no option {refused[0]!r}: its text is that of the messages, and its "
-            "answer, one, has at most new_tokens"
+            f"chat does not accept {refused[0]!r}: the prompt is made of the messages, and there "
+            "is one answer of at most new_tokens tokens"
         )
     if isinstance(size, bool) or not isinstance(size, int):
         raise UserError(f"new_tokens must be a whole number, not {size!r}")
     ids = np.asarray(model.domain.encode(model.form.undated().prompt(messages)), np.int32)
     if size < 1 or len(ids) + size > model.length:
         raise UserError(
-            f"a chat of {len(ids)} tokens and new_tokens={size} do not fit: the answer has at "
-            f"least 1, and both at most data.length={model.length}"
+            f"a chat of {len(ids)} tokens and new_tokens={size} do not fit: new_tokens must be at "
+            f"least 1, and both together at most data.length={model.length}"
         )
     tokenizer = model.domain.tokenizer
     marks = {name for name in _marks(model) if tokenizer.id_of(name) in ends(model)}

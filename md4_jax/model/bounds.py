@@ -21,5 +21,5 @@ def chosen(experiment: Experiment, name: str) -> Any:
     check_fit(experiment, component)
     check_order(experiment, component)
     if not found.is_bound(experiment.process):
-        raise UserError(f"objective={name!r} is not a bound on -log p for this model")
+        raise UserError(f"objective={name!r} is not a bound of -log p for this model")
     return found

@@ -39,8 +39,8 @@ def pair(model: Model, context: str, continuation: str) -> Pair:
     first, most = len(encode(kept)) if kept else 0, model.length
     if not first < len(whole) <= first + most:
         raise UserError(
-            f"a continuation has {len(whole) - first} tokens; it must have 1 to {most}, the "
-            "data.length of the model"
+            f"a continuation has {len(whole) - first} tokens, but must have at least 1 and at "
+            f"most {most}, the model's data.length"
         )
     return Pair(whole[max(0, len(whole) - most) : first], whole[first:])
 
@@ -53,18 +53,18 @@ def objective_of(model: Model, name: str) -> Any:
         return Autoregressive()
     if model.experiment.objective.needs.ordered:
         raise UserError(
-            f"likelihood={CHAIN_RULE} shows whole texts to the network, which was trained on "
-            "tokens in an order: leave likelihood out, so that it is the bound of eso_orders"
+            f"likelihood={CHAIN_RULE} evaluates the network on whole texts, but it was trained on "
+            "tokens in a random order: remove likelihood to use the bound of eso_orders"
         )
     if block := _block_of(model):
         raise UserError(
-            f"likelihood={CHAIN_RULE} masks all later tokens at once, and the network was trained "
-            f"in blocks of {block}, which do not see later ones: leave likelihood out, so that it "
-            "is the bound of block diffusion"
+            f"likelihood={CHAIN_RULE} masks all later tokens at once, but the network was trained "
+            f"on blocks of {block} tokens, which do not attend to later blocks: remove likelihood "
+            "to use the bound of block diffusion"
         )
     if isinstance(model.experiment.process, RevealsMasks):
         return AlongOrder("left_to_right")
-    raise UserError(f"likelihood={CHAIN_RULE} needs masks or a causal network")
+    raise UserError(f"likelihood={CHAIN_RULE} needs process.name='masking' or network.causal=True")
 
 
 def guidance_of(model: Model, value: Any) -> float:
@@ -72,13 +72,14 @@ def guidance_of(model: Model, value: Any) -> float:
     try:
         weight = float(value)
     except (TypeError, ValueError) as error:
-        raise UserError(f"guidance={value!r} must be a number; 1 is none") from error
+        raise UserError(f"guidance={value!r} must be a number, and 1 means no guidance") from error
     whole = not (_block_of(model) or model.experiment.objective.needs.ordered)
     masked = isinstance(model.experiment.process, RevealsMasks)
     if weight != 1.0 and not (masked and whole):
         raise UserError(
-            f"guidance={value} hides the context behind masks: it needs process.name='masking' "
-            "and a network that sees whole texts; leave it at 1"
+            f"guidance={value} also predicts with the context replaced by masks: it needs "
+            "process.name='masking' and a network that was trained on whole texts. Otherwise use "
+            "guidance=1"
         )
     return weight
 

@@ -220,7 +220,7 @@ def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
     if told.get("dlm_paradigm", PARADIGMS[0]) not in PARADIGMS:
         raise UserError(
             f"{tensors.folder}: config.json says dlm_paradigm={told['dlm_paradigm']!r}; only "
-            f"{', '.join(PARADIGMS)} are known"
+            f"{', '.join(PARADIGMS)} are supported"
         )
     kinds = set(told.get("layer_types") or ()) - {"full_attention"}
     if kinds or (told.get("sliding_window") and told.get("use_sliding_window") is not False):
@@ -231,4 +231,6 @@ def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
     first = published.llama_names(tensors)[0] + "layers.0."
     for name in ("self_attn.o_proj.bias", "mlp.gate_proj.bias"):
         if first + name in tensors:
-            raise UserError(f"{tensors.folder} has biases {first + name!r}, which are not known")
+            raise UserError(
+                f"{tensors.folder} has the biases {first + name!r}, which are not supported"
+            )

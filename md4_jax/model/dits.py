@@ -27,8 +27,8 @@ def _mdlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 def _bd3lm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     if told.get("causal"):
         raise UserError(
-            f"{tensors.folder}: config.json says causal=True: it is BD3-LM's autoregressive "
-            "baseline, which is not known"
+            f"{tensors.folder}: config.json says causal=True: it is the autoregressive baseline "
+            "of BD3-LM, which is not supported"
         )
     return in_blocks(_mdlm(told, tensors), needed(told, tensors, "block_size"))
 
@@ -54,8 +54,8 @@ def _udlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     classes = found.sections["network"]["classes"]
     if bool(told.get("cfg")) != (classes > 0):
         raise UserError(
-            f"{tensors.folder}: config.json says cfg={bool(told.get('cfg'))}, and its arrays have "
-            f"the vectors of {classes} classes"
+            f"{tensors.folder}: config.json says cfg={bool(told.get('cfg'))}, but its arrays have "
+            f"vectors for {classes} classes"
         )
     if classes:
         agree(told, tensors, cfg_num_classes=classes)
@@ -87,7 +87,10 @@ def _sedd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     elif graph == "absorb":
         objective["scaled"] = bool(told.get("model", {}).get("scale_by_sigma", True))
     else:
-        raise UserError(f"{tensors.folder}: config.json names an unknown graph.type={graph!r}")
+        raise UserError(
+            f"{tensors.folder}: config.json says graph.type={graph!r}; only 'uniform' and "
+            "'absorb' are supported"
+        )
     return _dit(told, tensors, process, objective)
 
 
@@ -103,7 +106,10 @@ def _dit(
     """Reads the sizes of a DiT, as in SEDD and MDLM, from its arrays."""
     prefix = prefix_of(tensors)
     if prefix is None:
-        raise UserError(f"{tensors.folder} has no array {published.DIT_TABLE!r}, as its kind has")
+        raise UserError(
+            f"{tensors.folder} has no array {published.DIT_TABLE!r}, which every model of this "
+            "kind has"
+        )
     head, table = f"{prefix}output_layer.linear.weight", f"{prefix}{published.DIT_TABLE}"
     rows, size = tensors.shape(table if table in tensors else head)
     timed = f"{prefix}sigma_map.mlp.2.weight" in tensors

@@ -40,8 +40,8 @@ def resizing(found: Peer, told: Mapping[str, Any], tensors: Tensors) -> Peer:
     if not 0 <= expand <= found.symbols or expand in (mask, end):
         raise UserError(
             f"{tensors.folder}: config.json says {KEY}={expand}, which must be one of the "
-            f"{found.symbols + 1} rows of the vocabulary, and neither the mask, {mask}, nor the "
-            f"end of a text, {end}"
+            f"{found.symbols + 1} ids of the vocabulary other than the mask {mask} and the end of "
+            f"a text {end}"
         )
     # Symbols after the mask move down by one: data/byte_pairs.py.
     process = {

@@ -106,10 +106,11 @@ def _check(backbone: Mapping[str, Any], tensors: Tensors) -> None:
     where = f"{tensors.folder}: config.json says backbone_config"
     kind = str(backbone.get("_target_", "")).rpartition(".")[2]
     if kind not in ("LLMasEncoderDecoder", SHARES_KEYS):
-        raise UserError(f"{where}._target_={backbone.get('_target_')!r}, which is not known")
+        raise UserError(f"{where}._target_={backbone.get('_target_')!r}, which is not supported")
     if backbone.get("use_encoder_causal_mask"):
         raise UserError(
-            f"{where}.use_encoder_causal_mask=True: only encoders that see whole blocks are known"
+            f"{where}.use_encoder_causal_mask=True: only encoders that attend to whole blocks are "
+            "supported"
         )
     shared = backbone.get("tie_encoder_decoder_weights", False)
     cut = shared and backbone.get("keep_top_encoder_layers", False)
@@ -126,6 +127,6 @@ def _check(backbone: Mapping[str, Any], tensors: Tensors) -> None:
     if cut:
         told = ", ".join(f"{key}={backbone.get(key)}" for key in CUTS)
         raise UserError(
-            f"{where}.{told}: only decoders are known whose layers read those of the last layers "
-            "of the encoder, as with tie_encoder_decoder_weights"
+            f"{where}.{told}: a decoder is only supported if its layers read the last layers of "
+            "the encoder, as with tie_encoder_decoder_weights"
         )

@@ -69,9 +69,9 @@ def tokenizer_of(folder: Place) -> dict[str, Any]:
         found = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines())
         if found != ENTRIES:
             raise UserError(
-                f"{file} has another vocabulary than ESM-2 and DPLM, whose {len(ENTRIES)} entries "
-                f"are {' '.join(ENTRIES)}: it has {len(found)}, which begin with "
-                f"{' '.join(found[:8])}"
+                f"{file} does not have the vocabulary of ESM-2 and DPLM, which has the "
+                f"{len(ENTRIES)} entries {' '.join(ENTRIES)}: it has {len(found)} entries, "
+                f"beginning with {' '.join(found[:8])}"
             )
     return {"name": Proteins.name}
 
@@ -80,23 +80,23 @@ def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
     """Raises UserError for unsupported options or vocabularies, and for missing arrays."""
     if told.get("position_embedding_type", "absolute") != "rotary":
         raise UserError(
-            f"{tensors.folder}: config.json says position_embedding_type="
-            f"{told.get('position_embedding_type', 'absolute')!r}; only 'rotary', that of ESM-2, "
-            "is known"
+            f"{tensors.folder}: config.json says "
+            f"position_embedding_type={told.get('position_embedding_type', 'absolute')!r}; only "
+            "'rotary', as in ESM-2, is supported"
         )
     check_built(told, tensors, BUILT)
     for name in (TABLE, BIAS, "lm_head.dense.weight"):
         if name not in tensors:
             raise UserError(
-                f"{tensors.folder} has no array {name!r}, as an EsmForMaskedLM has: without its "
-                "head it predicts no residues"
+                f"{tensors.folder} has no array {name!r}, which every EsmForMaskedLM has: without "
+                "this output layer it cannot predict amino acids"
             )
     rows, mask = tensors.shape(TABLE)[0], ENTRIES.index(MASK)
     if rows != len(ENTRIES) or told.get("mask_token_id", mask) != mask:
         raise UserError(
-            f"{tensors.folder} has {rows} entries with the mask {told.get('mask_token_id', mask)}, "
-            f"and ESM-2's vocabulary {len(ENTRIES)} with the mask {mask}: models of structures or "
-            "nucleotides are not known"
+            f"{tensors.folder} has {rows} entries with the mask "
+            f"{told.get('mask_token_id', mask)}, but the vocabulary of ESM-2 has {len(ENTRIES)} "
+            f"with the mask {mask}: models of structures or nucleotides are not supported"
         )
 
 
@@ -111,7 +111,9 @@ def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     heads = needed(told, tensors, "num_attention_heads")
     turns = {} if told.get("rope_parameters") is None else told["rope_parameters"]
     if turns.get("rope_type", "default") != "default":
-        raise UserError(f"{tensors.folder}: config.json says rope_parameters={turns!r}, not known")
+        raise UserError(
+            f"{tensors.folder}: config.json says rope_parameters={turns!r}, which is not supported"
+        )
     base = float(turns.get("rope_theta", told.get("rope_theta", 10_000.0)))
     return {
         **files.shipped("networks").ESM,

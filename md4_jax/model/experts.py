@@ -43,7 +43,7 @@ def llada2(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     check_built(told, tensors, BUILT | LLADA2)
     bias = "model.layers.0.attention.dense.bias"
     if bias in tensors:
-        raise UserError(f"{tensors.folder} has biases {bias!r}, which are not known")
+        raise UserError(f"{tensors.folder} has the biases {bias!r}, which are not supported")
     names = "attention.query_key_value", "attention.query_layernorm", "mlp.shared_experts"
     network = _network(told, tensors, *names)
     agree(told, tensors, moe_intermediate_size=network["expert_hidden"])
@@ -111,8 +111,8 @@ def _dense_layers(tensors: Tensors) -> int:
     dense = {int(match.group(1)) for match in found if match}
     if dense != set(range(len(dense))):
         raise UserError(
-            f"{tensors.folder}: the layers {sorted(dense)} have no experts; only the first ones "
-            "may have none"
+            f"{tensors.folder}: the layers {sorted(dense)} have no experts, but only the first "
+            "layers may have none"
         )
     return len(dense)
 

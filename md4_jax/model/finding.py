@@ -38,7 +38,8 @@ def found(source: str) -> Found:
         if source.endswith(hub.ENDING):
             return _of(here)
         raise UserError(
-            f"{source} is a file, and neither the folder of a run or a model nor its {hub.ENDING}"
+            f"{source} is a file, but must be the folder of a run or a model, or a model's "
+            f"{hub.ENDING}"
         )
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", source):
         try:
@@ -56,7 +57,7 @@ def folder_of(source: str) -> Place:
     """Returns the folder of a path or of a name on the hub; UserError for a file."""
     where = found(source)
     if where.file:
-        raise UserError(f"{source} is a file: name its folder")
+        raise UserError(f"{source} is a file: give its folder")
     return where.folder
 
 
@@ -86,5 +87,5 @@ def check_whole(where: Found, told: Mapping[str, Any]) -> None:
     """Raises UserError for a single file of a model of this package, which needs its folder."""
     if where.file and told.get("package") == "md4_jax":
         raise UserError(
-            f"{where.place} is a file of a model of this package: name its folder, {where.folder}"
+            f"{where.place} belongs to a model that md4_jax saved: give its folder, {where.folder}"
         )

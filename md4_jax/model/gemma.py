@@ -40,19 +40,21 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     for key in ("final_logit_softcapping", "sliding_window"):
         if text.get(key, 0) is None:
             raise UserError(
-                f"{tensors.folder}: config.json says text_config.{key}=null, which means none in "
-                "transformers: only a number is known"
+                f"{tensors.folder}: config.json says text_config.{key}=null, which is not "
+                "supported: it must be a number"
             )
     text = {key: value for key, value in text.items() if value is not None}
     for key, value in BUILT.items():
         if text.get(key, value) != value:
             raise UserError(
                 f"{tensors.folder}: config.json says text_config.{key}={text[key]!r}; only "
-                f"{value!r} is known"
+                f"{value!r} is supported"
             )
     for name in (f"{DECODER}self_conditioning.pre_norm.weight", *_scales()):
         if name not in tensors:
-            raise UserError(f"{tensors.folder} has no array {name!r}, as a DiffusionGemma has")
+            raise UserError(
+                f"{tensors.folder} has no array {name!r}, which every DiffusionGemma has"
+            )
     trunk = trunk_of(tensors)
     symbols = tensors.shape(f"{trunk}embed_tokens.weight")[0]
     agree(text, tensors, vocab_size=symbols)
@@ -138,8 +140,8 @@ def _global_every(text: Mapping[str, Any], tensors: Tensors, depth: int) -> int:
     if not regular or kinds != [ALL if n in seeing_all else NEAR for n in range(depth)]:
         raise UserError(
             f"{tensors.folder}: config.json says layer_types={kinds}, and the layers {seeing_all} "
-            f"of {depth} have no v_proj: only models are known in which every n-th layer has "
-            f"{ALL}, and no v_proj"
+            f"of {depth} have no v_proj. Only models in which every n-th layer has {ALL} and no "
+            "v_proj are supported"
         )
     return every
 
@@ -157,6 +159,6 @@ def _rotary(
         if odd or turns.get("rope_type", "default") != ROTARY[kind]["rope_type"]:
             raise UserError(
                 f"{tensors.folder}: config.json says rope_parameters.{kind}={dict(turns)}, which "
-                f"is not known: it must be as {ROTARY[kind]}, but for its numbers"
+                f"is not supported: except for the numbers it must be {ROTARY[kind]}"
             )
     return found

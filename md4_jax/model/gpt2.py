@@ -29,7 +29,9 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     """Reads config.json and the shapes of arrays; UserError for unsupported models."""
     prefix = prefix_of(tensors)
     if prefix is None:
-        raise UserError(f"{tensors.folder} has no array 'h.0.attn.c_attn.weight', as a GPT-2 has")
+        raise UserError(
+            f"{tensors.folder} has no array 'h.0.attn.c_attn.weight', which every GPT-2 has"
+        )
     told = dict(told)
     _check(told, tensors)
     network, tables = _network(told, tensors, prefix), tables_of(tensors)
@@ -102,5 +104,5 @@ def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
     if activation not in GELU:
         raise UserError(
             f"{tensors.folder}: config.json says activation_function={activation!r}; only "
-            f"{' and '.join(map(repr, GELU))} are known"
+            f"{' and '.join(map(repr, GELU))} are supported"
         )

@@ -63,8 +63,8 @@ class Harness(LM):
         self._greedy, self._most = greedy, int(others.pop("max_gen_toks", 64))
         if greedy and self.model.experiment.objective.needs.ordered:
             raise UserError(
-                "greedy choices are of a network that sees whole texts, and this one was trained "
-                "on tokens in an order: give greedy=False"
+                "greedy=True needs a network that was trained on whole texts, but this one was "
+                "trained on tokens in a random order: set greedy=False"
             )
         self._guidance = continuations.guidance_of(self.model, others.get("guidance", 1.0))
         if "sampler" in others:
@@ -81,7 +81,10 @@ class Harness(LM):
     def chat_template(self, chat_template: bool | str = False) -> str:
         """Returns the template that the harness records; "": none is used."""
         if isinstance(chat_template, str):
-            raise UserError(f"--apply_chat_template {chat_template}: give it no name, there is one")
+            raise UserError(
+                f"--apply_chat_template {chat_template}: give no name, because the model has only "
+                "one template"
+            )
         return self._form().template if chat_template else ""
 
     def apply_chat_template(
@@ -93,7 +96,9 @@ class Harness(LM):
 
     def _form(self) -> Chat:
         if self.model.form is None:
-            raise UserError(f"{self.model.origin} has no chat template: leave the flag out")
+            raise UserError(
+                f"{self.model.origin} has no chat template: remove --apply_chat_template"
+            )
         return self.model.form
 
     def loglikelihood(self, requests: list, disable_tqdm: bool = False) -> list[tuple[float, bool]]:

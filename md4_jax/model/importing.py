@@ -25,7 +25,7 @@ def run(source: str, changes: Mapping[str, str], workdir: Place, adapters: str =
     """Writes a run directory with the parameters of a model, prints it, returns the exit code."""
     model = imported(source, changes, workdir, adapters)
     if is_first():
-        print(f"{model} is step 0 of {workdir}. To train on:", flush=True)
+        print(f"{model} is step 0 of {workdir}. To continue training:", flush=True)
         print(f"  python -m md4_jax --workdir {shlex.quote(str(workdir))}", flush=True)
     return 0
 
@@ -38,7 +38,7 @@ def imported(source: str, changes: Mapping[str, str], workdir: Place, adapters: 
     """
     check_name(workdir)
     if config_lib.stored(workdir) is not None:
-        raise UserError(f"{workdir} holds a run already: choose another --workdir")
+        raise UserError(f"{workdir} already holds a run: use another --workdir")
     model = load(source, changes, adapters=adapters)
     form = _form(model)
     check_trainable(model.experiment)

@@ -75,8 +75,8 @@ def check_changes(changes: Mapping[str, Any]) -> None:
         section = key.removeprefix("sample.").split(".")[0]
         if key.startswith("sample.") and section in (*prompts, "reward", "classifier"):
             raise UserError(
-                f"{key} is of single samples: give it to sample, as in "
-                f"model.sample({section}=...), and not to load"
+                f"{key} belongs to single samples: give it to sample, as in "
+                f"model.sample({section}=...), not to load"
             )
 
 
@@ -97,14 +97,17 @@ def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np
     """
     rows = np.atleast_2d(_array("tokens", tokens))
     if rows.ndim > 2 or not rows.size:
-        raise UserError(f"tokens are [B, L] or [L] and not empty; their shape is {rows.shape}")
+        raise UserError(
+            "tokens must have the shape [B, L] or [L] and must not be empty, but their shape is "
+            f"{rows.shape}"
+        )
     if not np.issubdtype(rows.dtype, np.integer):
-        raise UserError(f"tokens are whole numbers, not {rows.dtype.name}")
+        raise UserError(f"tokens must be whole numbers, not {rows.dtype.name}")
     shape = tuple(experiment.domain.shape)
     if len(shape) == 3 and rows.shape[1] != math.prod(shape):  # of images
         raise UserError(
-            f"tokens are whole images of the shape {shape}, in rows of {math.prod(shape)}; these "
-            f"rows have {rows.shape[1]}"
+            f"tokens must be whole images of the shape {shape}, in rows of {math.prod(shape)} "
+            f"values, but these rows have {rows.shape[1]}"
         )
     process = experiment.process
     masks, size = hasattr(process, "mask_id"), process.vocab_size
@@ -117,8 +120,8 @@ def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np
         raise UserError(f"the token {wrong[0]} must lie between 0 and {most}{said}")
     if isinstance(process, ObservesMasks) and np.any(rows == process.mask_id):
         raise UserError(
-            f"the token {process.mask_id} is the mask, where the network of this process reads "
-            "Gaussian noise too: logits are those of clean tokens alone"
+            f"the token {process.mask_id} is the mask, but with this process the network reads "
+            "masks together with Gaussian noise: logits can only be computed for clean tokens"
         )
     return rows.astype(np.int32), _times(t, len(rows))
 
@@ -133,8 +136,8 @@ def contexts(context: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
         expected = shapes.get(name, (len(rows), *array.shape[1:]))
         if array.shape != expected or array.dtype.kind in "OSU":
             raise UserError(
-                f"context[{name!r}] must hold numbers in the shape {expected} for tokens of the "
-                f"shape {rows.shape}; it has {array.dtype.name} in the shape {array.shape}"
+                f"context[{name!r}] must be numbers of the shape {expected} for tokens of the "
+                f"shape {rows.shape}, but it is {array.dtype.name} of the shape {array.shape}"
             )
         found[name] = array
     return found
@@ -165,4 +168,4 @@ def _array(name: str, values: Any, dtype: Any = None) -> np.ndarray:
     try:
         return np.asarray(values, dtype)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{name} must be numbers, in rows of one length: {error}") from error
+        raise UserError(f"{name} must be numbers, in rows of equal length: {error}") from error

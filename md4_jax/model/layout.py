@@ -179,7 +179,7 @@ def exported(
     peer.convert(read, options, put)
     if values:
         raise UserError(
-            f"the layout of {folder} has no place for the parameter {min(values)!r}: use save"
+            f"the layout of {folder} has no array for the parameter {min(values)!r}: use save"
         )
     _fill(out, layout, read.names, peer, folder)
     told = with_changes(_with_block(layout.config, peer, options, block), peer, own)
@@ -193,9 +193,9 @@ def _check_told(told: Mapping[str, Any], numbers: Numbered, own: Meaning) -> Non
     read = build_section("network", found["network"], vocab_size=own.options.vocab_size)
     for key, ours, theirs in (*_of_network(own.options, read, own.block), *differences(own, found)):
         raise UserError(
-            f"the model has {key}={ours!r}, and in the layout of {numbers.folder} it would be read "
-            f"with {theirs!r}: use save, which keeps every key, or load the model without this "
-            "change"
+            f"the model has {key}={ours!r}, but in the layout of {numbers.folder} it would be "
+            f"read with {theirs!r}: use save, which keeps every key, or load the model without "
+            "this change"
         )
 
 
@@ -271,8 +271,8 @@ def _fill(
             out[name][...] = np.asarray(layout.others[name]).astype(out[name].dtype)
         else:
             raise UserError(
-                f"the array {name!r} of {folder} is not part of the network, and is not kept: the "
-                "model cannot go back to the layout that it came from"
+                f"the array {name!r} of {folder} is not part of the network and was not kept, so "
+                "the model cannot be written in the layout that it came from"
             )
 
 

@@ -59,7 +59,7 @@ def _found(run: Place) -> Found:
     except (UserError, OSError) as error:
         why = str(error)
     except (KeyError, TypeError, ValueError) as error:
-        why = f"{run / config_lib.FILE} is not as md4_jax writes it ({error!r})"
+        why = f"{run / config_lib.FILE} is not a config that md4_jax wrote ({error!r})"
     return Found((name, "unreadable", *[""] * (len(HEAD) - 2)), math.inf, why)
 
 

@@ -43,7 +43,9 @@ def load(
     devices.platform()
     keep_programs()
     if not str(source):  # as a path it would be the current directory
-        raise UserError("the name of the model is empty: give a run, a folder or hf:USER/NAME")
+        raise UserError(
+            "the name of the model is empty: give the folder of a run or a model, or hf:USER/NAME"
+        )
     where = finding.found(str(source))
     folder, changes = runs.named_checkpoint(where.folder)
     changes |= {key: str(value) for key, value in (config or {}).items()}
@@ -52,7 +54,8 @@ def load(
     if told.get("package") == "md4_jax":
         if adapters:
             raise UserError(
-                f"adapters={adapters} go on a published model, and {folder} is one of this package"
+                f"adapters={adapters} can only be added to a published model, but {folder} was "
+                "saved by md4_jax"
             )
         return _own(folder, told, changes)
     return _of_others(where, told, changes, finding.named(str(source), where), adapters)
@@ -85,8 +88,8 @@ def _check_scale(folder: Place, before: Mapping[str, Any], now: Mapping[str, Any
     was, is_now = (section.get("lora_alpha") for section in (before, now))
     if before.get("lora_rank") and was != is_now:
         raise UserError(
-            f"the adapters of {folder} were trained with network.lora_alpha={was}, and "
-            f"network.lora_alpha={is_now} would scale them by another factor: leave the key out"
+            f"the adapters of {folder} were trained with network.lora_alpha={was}, but "
+            f"network.lora_alpha={is_now} would scale them by another factor: remove the key"
         )
 
 
@@ -217,8 +220,8 @@ def _with_new_mask(folder: Place, peer: Peer, tokenizer: Any, asked: dict[str, A
         raise _foreign_tokenizer(entries, folder, rows)
     if not 0 <= peer.begins < entries:
         raise UserError(
-            f"{folder}: config.json says that the entry {peer.begins} begins a text, and the "
-            f"tokenizer has {entries}"
+            f"{folder}: config.json says that texts begin with the token {peer.begins}, but the "
+            f"tokenizer has only {entries} entries"
         )
     return _of_text(tokenizer, peer, asked)
 
@@ -231,8 +234,8 @@ def _of_text(tokenizer: Any, peer: Peer, asked: Mapping[str, Any]) -> TextDomain
 
 def _foreign_tokenizer(entries: int, folder: Place, rows: int) -> UserError:
     return UserError(
-        f"the tokenizer has {entries} symbols, and the model in {folder} {rows}: give the one that "
-        "it was trained with, config={'tokenizer.path': FOLDER}"
+        f"the tokenizer has {entries} symbols, but the model in {folder} has {rows}: give the "
+        "tokenizer with which it was trained, by config={'tokenizer.path': FOLDER}"
     )
 
 
@@ -240,18 +243,19 @@ def _check_mask(folder: Place, peer: Peer, mask: int) -> None:
     """Raises UserError if the row of the mask is not a row of the model."""
     if not peer.tables:
         raise UserError(
-            f"tokenizer.mask={mask} is for models whose mask may be any entry of their "
-            f"vocabulary; that of {folder} ({peer.kind}) comes after it, or there is none"
+            f"tokenizer.mask={mask} is only for models whose mask can be any entry of the "
+            f"vocabulary. In {folder} ({peer.kind}) the mask comes after the vocabulary, or there "
+            "is none"
         )
     if mask == UNKNOWN:
         raise UserError(
-            f"{folder}: config.json lacks mask_token_id, which the arrays do not tell: add it, or "
-            "give config={'tokenizer.mask': ID}"
+            f"{folder}: config.json lacks mask_token_id, which cannot be found from the arrays: "
+            "add it, or give config={'tokenizer.mask': ID}"
         )
     if not 0 <= mask <= peer.symbols:
         raise UserError(
-            f"{folder}: the mask is {mask} (mask_token_id of config.json, or tokenizer.mask), and "
-            f"the vocabulary has {peer.symbols + 1} rows"
+            f"{folder}: the mask is {mask} (mask_token_id of config.json, or tokenizer.mask), but "
+            f"must be below the vocabulary size of {peer.symbols + 1}"
         )
 
 

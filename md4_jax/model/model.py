@@ -151,7 +151,7 @@ class Model(pickling.Unpickled):
         """
         self.check_text("infill", text)
         if not blank or blank not in text:
-            raise UserError(f"the text has no blank {blank!r} to fill: {text!r}")
+            raise UserError(f"the text must contain a blank {blank!r} to fill: {text!r}")
         pieces = text.split(blank)
         given = sum(len(self.domain.encode(piece)) for piece in pieces if piece)
         length = given + len(pieces) - 1

@@ -29,8 +29,8 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     for name in (TABLE, BIAS, "head.dense.weight"):
         if name not in tensors:
             raise UserError(
-                f"{tensors.folder} has no array {name!r}, as a ModernBertForMaskedLM has: without "
-                "its head it predicts no tokens"
+                f"{tensors.folder} has no array {name!r}, which every ModernBertForMaskedLM has: "
+                "without this output layer it cannot predict tokens"
             )
     found = of_masks(told, tensors, _network(told, tensors), from_modernbert, (TABLE, HEAD), LENGTH)
     return found._replace(tables=(*found.tables, BIAS))
@@ -71,8 +71,8 @@ def _global_every(told: Mapping[str, Any], tensors: Tensors, depth: int) -> int:
     every = seeing_all[1] if len(seeing_all) > 1 else depth
     if len(kinds) != depth or seeing_all != list(range(0, depth, every)):
         raise UserError(
-            f"{tensors.folder}: config.json says layer_types={kinds}: only lists of {depth} layers "
-            "are known in which the first and then every n-th has full_attention"
+            f"{tensors.folder}: config.json says layer_types={kinds}: only {depth} layers of "
+            "which the first and then every n-th has full_attention are supported"
         )
     return every
 
@@ -90,7 +90,7 @@ def _bases(told: Mapping[str, Any], tensors: Tensors) -> tuple[float, float]:
         ):
             raise UserError(
                 f"{tensors.folder}: config.json says rope_parameters.{kind}={turns!r}, which is "
-                "not known: only rope_theta of full_attention and sliding_attention is"
+                "not supported: only rope_theta of full_attention and sliding_attention is"
             )
         if kind == "full_attention":
             every = turns["rope_theta"]

@@ -51,8 +51,8 @@ def origins(peer: Peer, shapes: Shapes, options: Any, folder: str) -> dict[str, 
     """
     if not any(name.endswith(WEIGHT) for name in shapes):
         raise UserError(
-            f"{folder} is not a checkpoint of PyTorch ({peer.kind}): adapters in PEFT's layout are "
-            "for modules of PyTorch"
+            f"{folder} is not a checkpoint of PyTorch ({peer.kind}): adapters in PEFT's layout "
+            "belong to PyTorch modules"
         )
     check_modules(peer, folder)
     numbers, found = _RowNumbers(shapes), {}
@@ -75,14 +75,15 @@ def check_modules(peer: Peer, folder: Any) -> None:
     """
     if peer.doubled:
         raise UserError(
-            f"{folder} ({peer.kind}) has two modules for each layer, of encoder and decoder, which "
-            "share their matrices. An adapter in PEFT's layout belongs to one module, and here to "
-            "the layer, so that none is read or written: use save, or export the whole model"
+            f"{folder} ({peer.kind}) has two modules for each layer, one of the encoder and one "
+            "of the decoder, which share their matrices. An adapter in PEFT's layout belongs to "
+            "a single module, so it cannot be read or written for these layers: use save, or "
+            "export the whole model"
         )
     if peer.transposed:
         raise UserError(
-            f"{folder} ({peer.kind}) stores matrices as [in, out], and adapters in PEFT's layout "
-            "are read and written for modules that store them as [out, in]"
+            f"{folder} ({peer.kind}) stores matrices as [in, out], but adapters in PEFT's layout "
+            "are only supported for modules that store them as [out, in]"
         )
 
 
@@ -90,5 +91,5 @@ def _origin(kernel: np.ndarray, name: str, layer: str, folder: str) -> Origin:
     """Returns the origin of the kernel [1, out], which contains row indices."""
     first, count = int(kernel[0, 0]), kernel.shape[-1]
     if not name.endswith(WEIGHT) or not np.array_equal(kernel, first + np.arange(count)[None]):
-        raise UserError(f"{folder}: {layer} is not made of whole rows of one matrix ({name})")
+        raise UserError(f"{folder}: {layer} does not consist of whole rows of one matrix ({name})")
     return Origin(name.removesuffix(WEIGHT), first, first + count)

@@ -19,19 +19,20 @@ def logits(model: Any, tokens: Any, t: Any, context: Mapping[str, Any], at: Any)
     """Computes `Model.logits`; UserError for invalid inputs."""
     if model.experiment.objective.needs.ordered:
         raise UserError(
-            f"{model.origin} reads tokens in an order of their own, and a whole text has none: use "
-            "score, or sample with a prompt"
+            f"{model.origin} predicts tokens in an order that is drawn for each text, so it has "
+            "no logits of a whole text: use score, or sample with a prompt"
         )
     rows, times = inputs.checked(model.experiment, tokens, t)
     block = sample_block(model.experiment)
     if model.experiment.network.encodes and rows.shape[1] > block:
         raise UserError(
-            f"{model.origin} has an encoder, which reads nothing where a text is shown as a whole: "
-            f"give at most one block of {block} tokens, not {rows.shape[1]}, or use score or sample"
+            f"{model.origin} has an encoder, which reads only the blocks before the current one: "
+            f"give at most one block of {block} tokens, not {rows.shape[1]}, or use score or "
+            "sample"
         )
     told = inputs.contexts(context, rows)
     if model.experiment.network.classifies and at is not None:
-        raise UserError(f"a classifier has no logits of a position: leave out at={at}")
+        raise UserError(f"a classifier has no logits of single positions: remove at={at}")
     index = None if at is None else inputs.positions(at, rows)
     found = _computed(model, "logits", _program, (rows, times, told, index))
     return found if np.ndim(tokens) == 2 else found[0]

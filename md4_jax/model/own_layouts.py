@@ -87,14 +87,14 @@ def layout_of(model: Any) -> Layout:
             return layout
         if fewest is None or len(differs) < len(fewest):
             nearest, fewest = kind.name, differs
-    raise _no_layout(model, f"the nearest, {nearest}, has {'; '.join(fewest)}")
+    raise _no_layout(model, f"the most similar, {nearest}, needs {'; '.join(fewest)}")
 
 
 def _no_layout(model: Any, why: str) -> UserError:
     names = ", ".join(dict.fromkeys(kind.name for kind in KINDS))
     return UserError(
-        f"{model.origin} was trained here from the start, and fits into no layout of {names}: "
-        f"{why}. Use save, which writes this package's own layout"
+        f"{model.origin} cannot be written in any of the layouts {names}: {why}. Use save, which "
+        "writes the layout of md4_jax"
     )
 
 

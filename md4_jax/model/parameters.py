@@ -36,8 +36,9 @@ def own(experiment: Experiment, tensors: Tensors) -> Params:
     stored = [name for name in tensors if re.search(ADAPTERS, name)]
     if stored and not network.adapters:
         raise UserError(
-            f"{tensors.folder} holds adapters, which network.lora_rank=0 would leave out: take its "
-            "own network.lora_rank, and fold them into the matrices by save(PATH, merged=True)"
+            f"{tensors.folder} holds adapters, which network.lora_rank=0 would ignore: load it "
+            "with its own network.lora_rank, and merge the adapters into the matrices by "
+            "save(PATH, merged=True)"
         )
     fresh = {}
     if not stored and any(is_adapter(network, name) for name in names):
@@ -81,7 +82,7 @@ def converted(
         fresh = jax.tree_util.tree_map_with_path(lambda p, x: x.astype(types[path_name(p)]), fresh)
         network = joined(fresh, network)
     if missing := shapes.keys() - _by_path(network).keys():
-        raise UserError(f"{folder} has nothing for the parameter {min(missing)}")
+        raise UserError(f"{folder} has no array for the parameter {min(missing)}")
     return {"network": network, "process": experiment.process.init()}
 
 
@@ -104,7 +105,7 @@ def placed(
         want.shape[1:], want.dtype, sharding=NamedSharding(mesh, P(*spec[1:]))
     )
     if len(layers) != want.shape[0]:
-        raise UserError(f"{name} has {len(layers)} layers, and the model needs {want.shape[0]}")
+        raise UserError(f"{name} has {len(layers)} layers, but the model needs {want.shape[0]}")
     whole = jax.jit(lambda: jnp.zeros(want.shape, want.dtype), out_shardings=want.sharding)()
     for number, read in enumerate(layers):
         layer = _on_devices(read(), one, f"{name}, layer {number}")
@@ -115,7 +116,7 @@ def placed(
 
 def _on_devices(array: np.ndarray, want: jax.ShapeDtypeStruct, name: str) -> Array:
     if array.shape != want.shape:
-        raise UserError(f"{name} has the shape {array.shape}, and the model needs {want.shape}")
+        raise UserError(f"{name} has the shape {array.shape}, but the model needs {want.shape}")
     piece = lambda index: np.asarray(array[index], want.dtype)  # noqa: E731
     return jax.make_array_from_callback(want.shape, want.sharding, piece)
 

@@ -130,7 +130,7 @@ def needed(told: Mapping[str, Any], tensors: Tensors, key: str) -> Any:
 def lacks(tensors: Tensors, key: str) -> UserError:
     """Makes the error for a key that is missing in config.json."""
     return UserError(
-        f"{tensors.folder}: config.json lacks {key}, which the arrays do not tell: add it"
+        f"{tensors.folder}: config.json lacks {key}, which cannot be found from the arrays: add it"
     )
 
 
@@ -142,7 +142,8 @@ def check_built(told: Mapping[str, Any], tensors: Tensors, built: Mapping[str, A
     for key, value in built.items():
         if told.get(key, value) not in (value, None):
             raise UserError(
-                f"{tensors.folder}: config.json says {key}={told[key]!r}; only {value!r} is known"
+                f"{tensors.folder}: config.json says {key}={told[key]!r}; only {value!r} is "
+                "supported"
             )
 
 
@@ -151,5 +152,5 @@ def agree(told: Mapping[str, Any], tensors: Tensors, **found: int) -> None:
     for key, size in found.items():
         if told.get(key, size) != size:
             raise UserError(
-                f"{tensors.folder}: config.json says {key}={told[key]}, and its arrays have {size}"
+                f"{tensors.folder}: config.json says {key}={told[key]}, but its arrays have {size}"
             )

@@ -66,8 +66,8 @@ def kind_of(told: Mapping[str, Any], tensors: Tensors) -> str:
             return "gidd"
     said = ", ".join(filter(None, named)) or "no model_type"
     raise UserError(
-        f"{tensors.folder} is of no known architecture (its config.json names {said}): known are "
-        f"{', '.join(KINDS)} and what this package saves"
+        f"{tensors.folder} has an unsupported architecture (its config.json names {said}). "
+        f"Supported are {', '.join(KINDS)} and models that md4_jax saved"
     )
 
 

@@ -30,11 +30,11 @@ STARTS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
 # Why a key must be left as it is by default.
 REFUSED = {
     "use_dora": "DoRA also changes the norms of the matrices (arXiv:2402.09353)",
-    "modules_to_save": "whole modules are trained beside its matrices",
-    "lora_bias": "its matrices have biases",
-    "fan_in_fan_out": "its modules store their matrices the other way round, as GPT-2 does",
-    "trainable_token_indices": "vectors of tokens are trained beside its matrices",
-    "layer_replication": "layers of the base are there several times",
+    "modules_to_save": "whole modules are trained in addition to the adapters",
+    "lora_bias": "the matrices of adapters have biases",
+    "fan_in_fan_out": "the modules store transposed matrices, as in GPT-2",
+    "trainable_token_indices": "embeddings of tokens are trained in addition to the adapters",
+    "layer_replication": "layers of the base model are repeated",
 }
 
 
@@ -101,7 +101,7 @@ def read(folder: Place) -> Lora:
     try:
         told = json.loads(file.read_text())
         if not isinstance(told, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not readable JSON: {error}") from error
     _check_kind(file, told)
@@ -114,7 +114,7 @@ def check_no_adapter(folder: Place) -> None:
     if (folder / FILE).exists():
         base = read(folder).base
         raise UserError(
-            f"{folder} holds an adapter alone, of {base}: load that, with adapters={folder} "
+            f"{folder} holds only an adapter of {base}: load {base} with adapters={folder} "
             f"(--from BASE --adapters {folder})"
         )
 
@@ -155,25 +155,24 @@ def _check_kind(file: Place, told: Mapping[str, Any]) -> None:
     """Raises UserError for adapters other than LoRA, and for those that change other weights."""
     if told.get("peft_type") != "LORA":
         raise UserError(
-            f"{file} says peft_type={told.get('peft_type')!r}: only adapters of the kind 'LORA' "
-            "are known"
+            f"{file} says peft_type={told.get('peft_type')!r}: only 'LORA' is supported"
         )
     for key, value in told.items():
         if key in READ or key in IDLE or not value or value == "none":
             continue
-        why = REFUSED.get(key, "what that does is not known here")
-        raise UserError(f"{file} says {key}={value!r}: {why}, and the adapter cannot be read")
+        why = REFUSED.get(key, "this option is not supported")
+        raise UserError(f"{file} says {key}={value!r}: {why}, so the adapter cannot be read")
     if told.get("bias", "none") != "none":
         raise UserError(
-            f"{file} says bias={told['bias']!r}: biases of the base are trained beside its "
-            "matrices, and only bias='none' can be read"
+            f"{file} says bias={told['bias']!r}: biases of the base model are trained in addition "
+            "to the adapters, but only bias='none' is supported"
         )
     begun = told.get("init_lora_weights", True)
     if begun not in STARTS:
         raise UserError(
-            f"{file} says init_lora_weights={begun!r}, with which PEFT also changes the base: let "
-            "PEFT convert it to a LoRA of the unchanged base (path_initial_model_for_weight_"
-            "conversion of save_pretrained)"
+            f"{file} says init_lora_weights={begun!r}, with which PEFT also changes the base "
+            "model: convert the adapter to a LoRA of the unchanged base with PEFT "
+            "(path_initial_model_for_weight_conversion of save_pretrained)"
         )
 
 
@@ -182,7 +181,7 @@ def _check_numbers(file: Place, told: Mapping[str, Any]) -> None:
     ranks, alphas = (told.get(f"{key}_pattern") or {} for key in ("rank", "alpha"))
     asked = told.get("target_modules")
     if not asked or not isinstance(asked, str | list):
-        raise UserError(f"{file} names no target_modules: {asked!r}")
+        raise UserError(f"{file} must have target_modules, as text or a list, not {asked!r}")
     if not (isinstance(ranks, dict) and isinstance(alphas, dict)):
         raise UserError(f"{file}: rank_pattern and alpha_pattern must be objects")
     for rank in (told.get("r"), *ranks.values()):

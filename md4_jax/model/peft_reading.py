@@ -47,8 +47,8 @@ class Adapters(NamedTuple):
         for module in sorted(self.modules):
             if module + WEIGHT not in names:
                 raise UserError(
-                    f"{self._file}: the network has no matrix that is made of {module}, which has "
-                    "an adapter"
+                    f"{self._file}: it has an adapter of {module}, but no matrix of the network "
+                    "is made from this module"
                 )
 
     def settings(self, rank: int, origins: Origins) -> dict[str, Any]:
@@ -60,7 +60,9 @@ class Adapters(NamedTuple):
         layers = {place.module for places in origins.values() for place in places}
         for module in sorted(self.modules):
             if module not in layers:
-                raise self._cannot(f"{module}, no layer of attention or feed-forward", rank)
+                raise self._cannot(
+                    f"{module}, which is not a layer of attention or feed-forward", rank
+                )
             if self.lora.rank(module) != rank:
                 has = f"{module} with the rank {self.lora.rank(module)}"
                 raise self._cannot(has, rank)
@@ -112,9 +114,9 @@ class Adapters(NamedTuple):
 
     def _cannot(self, has: str, rank: int) -> UserError:
         return UserError(
-            f"{self._file} adapts {has}, and network.lora_rank={rank} puts adapters of this rank "
-            "beside attention and feed-forward alone: leave out network.lora_rank, and the adapter "
-            "is folded into the matrices"
+            f"{self._file} adapts {has}, but network.lora_rank={rank} makes adapters of this rank "
+            "only for layers of attention and feed-forward: remove network.lora_rank to merge "
+            "the adapter into the matrices"
         )
 
     @property
@@ -179,16 +181,17 @@ def _check_whole(tensors: Tensors, base: Tensors, name: str) -> None:
     array = match.group(1) + WEIGHT if match else ""
     if array not in base:
         raise UserError(
-            f"{file} holds {name!r}, which is not a matrix of a LoRA of linear layers: it "
-            "cannot be read"
+            f"{file} holds {name!r}, which is not a matrix of a LoRA of linear layers and cannot "
+            "be read"
         )
     shape, wanted = tensors.shape(name), base.shape(array)
     if shape != wanted or not np.array_equal(
         np.asarray(tensors[name], np.float32), np.asarray(base[array], np.float32)
     ):
         raise UserError(
-            f"{file} holds all of {name} {shape}, which is not {array} {wanted} of {base.folder}: "
-            "it was trained too, or belongs to another base, and only adapters can be read"
+            f"{file} contains the whole array {name} {shape}, which differs from {array} {wanted} "
+            f"of {base.folder}: it was trained too, or belongs to another base model, but only "
+            "adapters can be read"
         )
 
 
@@ -198,8 +201,8 @@ def _check_module(lora: Lora, tensors: Tensors, base: Tensors, module: str) -> N
     array = module + WEIGHT
     if array not in base or len(base.shape(array)) != 2:
         raise UserError(
-            f"{file} adapts {module}, and {base.folder} has no matrix {array!r}: the adapter "
-            f"belongs to another base ({lora.file.name} names {lora.base})"
+            f"{file} adapts {module}, but {base.folder} has no matrix {array!r}: the adapter "
+            f"belongs to another base model ({lora.file.name} names {lora.base})"
         )
     if not lora.adapts(module):
         raise UserError(
@@ -213,9 +216,9 @@ def _check_module(lora: Lora, tensors: Tensors, base: Tensors, module: str) -> N
             raise UserError(f"{file} lacks {name!r}, the other matrix of an adapter")
         if tensors.shape(name) != wanted:
             raise UserError(
-                f"{file}: {name} has the shape {tensors.shape(name)}, and {wanted} is needed for "
-                f"the rank {rank} of {lora.file.name} and {array} {(out, into)} of {base.folder}; "
-                f"its base was {lora.base}"
+                f"{file}: {name} has the shape {tensors.shape(name)}, but must have {wanted} for "
+                f"the rank {rank} of {lora.file.name} and {array} {(out, into)} of {base.folder}. "
+                f"The base model of the adapter was {lora.base}"
             )
 
 

@@ -47,9 +47,10 @@ def write(model: Any, folder: Place, base: str = "") -> Place:
     peer = peers.peer(layout.config, Numbered(layout, model.origin))
     if peer.begins is not None and not options.causal and not base:
         raise UserError(
-            f"{model.origin} was made of the causal {named}, which has no mask: write that with a "
-            "mask by md4_jax.load(BASE, config={...}).export(FOLDER), with the keys of the section "
-            "network of this model but those of adapters, and name it, base=FOLDER"
+            f"{model.origin} was made from the causal {named}, which has no mask. First write "
+            "that model with a mask by md4_jax.load(BASE, config={...}).export(FOLDER), with "
+            "this model's keys of the section network except those of adapters, and then give "
+            "base=FOLDER"
         )
     modules = _modules(model, peer, layout, options)
     arrays, ranks = {}, {}
@@ -89,25 +90,25 @@ def _named_base(model: Any, base: str) -> str:
     """Returns base_model_name_or_path; UserError unless the model adapts a published one."""
     layout, network, keys = model.layout, model.experiment.network, model.config["train"]
     if not network.adapters:
-        raise UserError(f"adapters=True writes adapters, and {model.origin} has none")
+        raise UserError(f"adapters=True writes adapters, but {model.origin} has none")
     if layout is None:
         raise UserError(
-            f"{model.origin} was not made of a published checkpoint, on which adapters could be "
-            "put: use save"
+            f"{model.origin} was not made from a published checkpoint, to which adapters in "
+            "PEFT's layout belong: use save"
         )
     trainable = keys.get("trainable", "")
     beside = trained_beside(network, model.params["network"], trainable)
     if beside and model.step:
         raise UserError(
             f"train.trainable={trainable!r} has also trained {beside}, which a folder of adapters "
-            "does not hold: write the whole model, export(FOLDER)"
+            "does not contain: write the whole model by export(FOLDER)"
         )
     if not (base or layout.base):
         raise UserError(
-            f"the parameters of {model.origin} beside its adapters are not known to be those of a "
-            "published checkpoint, since they were trained, had adapters folded into them, or were "
-            "imported by an older version: name a folder that holds them, base=FOLDER, or write "
-            "the whole model, export(FOLDER)"
+            f"the parameters of {model.origin} other than its adapters may differ from those of "
+            "every published checkpoint, since they were trained, had adapters merged into them, "
+            "or were imported by an older version: give a folder that holds them as base=FOLDER, "
+            "or write the whole model by export(FOLDER)"
         )
     return base or layout.base
 

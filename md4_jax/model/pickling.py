@@ -25,7 +25,7 @@ class Unpickled:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raises UserError when an object is pickled, also for transfer to another process."""
         raise UserError(
-            f"a Model cannot be pickled, nor sent to another process: call md4_jax.load("
-            f"{self.origin!r}) there. To keep a model, write it with model.save('FOLDER'), which "
-            "md4_jax.load('FOLDER') reads"
+            "a Model cannot be pickled or sent to another process: call "
+            f"md4_jax.load({self.origin!r}) there. To keep a model, write it with "
+            "model.save('FOLDER'), which md4_jax.load('FOLDER') reads"
         )

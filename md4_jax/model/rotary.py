@@ -26,13 +26,13 @@ def keys_of(told: Mapping[str, Any], tensors: Tensors, base: str) -> dict[str, A
     if form not in FORMS:
         raise UserError(
             f"{tensors.folder}: config.json scales rotary positions by {form!r}, which is not "
-            "known: only 'llama3' and 'yarn' are"
+            "supported: only 'llama3' and 'yarn' are"
         )
     for key, value in (("partial_rotary_factor", 1.0), ("truncate", True)):
         if rotary.get(key, value) not in (value, None):
             raise UserError(
-                f"{tensors.folder}: config.json says {key}={rotary[key]!r} of rotary positions; "
-                f"only {value!r} is known"
+                f"{tensors.folder}: config.json says {key}={rotary[key]!r} for rotary positions; "
+                f"only {value!r} is supported"
             )
     found |= FORMS[form](rotary, told, tensors)
     if base == GROWN and rotary.get("llama_4_scaling_beta"):

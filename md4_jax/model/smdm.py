@@ -67,8 +67,9 @@ def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     heads = told.get("n_head") or HEADS.get((size, hidden))
     if not heads:
         raise UserError(
-            f"{tensors.folder}: {size} features with a feed-forward layer of {hidden} are none of "
-            "the published sizes, whose heads are known: put a config.json with n_head beside it"
+            f"{tensors.folder}: the number of heads is only known for the published sizes, and "
+            f"{size} features with a feed-forward layer of {hidden} are not one of them: add a "
+            "config.json with n_head"
         )
     depth = tensors.count(rf"{TRUNK}h\.(\d+)\.")
     agree(told, tensors, n_embd=size, n_layer=depth, intermediate_size=hidden)

@@ -25,9 +25,9 @@ def platform() -> str:
     except (RuntimeError, AssertionError) as error:  # an AssertionError without a plug-in
         first = (str(error).strip().splitlines() or ["no plug-in of JAX provides it"])[0][:200]
         raise UserError(
-            f"JAX_PLATFORMS={asked} asks for devices that JAX does not find here ({first}). Unset "
-            "it to run on what there is; for a GPU pip install -e '.[cuda13]', for a TPU "
-            "'.[tpu]'"
+            f"JAX_PLATFORMS={asked} asks for devices that JAX does not find on this machine "
+            f"({first}). Unset JAX_PLATFORMS to use the available devices. For a GPU run pip "
+            "install -e '.[cuda13]', for a TPU pip install -e '.[tpu]'"
         ) from error
 
 
@@ -51,7 +51,7 @@ def warning() -> str:
         if Path(path).exists():
             return (
                 f"this machine has {device}, but JAX runs on the CPU: {remedy}, or set "
-                "JAX_PLATFORMS=cpu if the CPU is meant"
+                "JAX_PLATFORMS=cpu to use the CPU"
             )
     return ""
 
@@ -62,5 +62,5 @@ def slower(dtype: str) -> str:
         return ""
     return (
         "the network computes in float32. --config.network.dtype=bfloat16 lets it use the fast "
-        f"products and attention of a {platform().upper()} (docs/speed.md)"
+        f"matrix products and attention of a {platform().upper()} (docs/speed.md)"
     )

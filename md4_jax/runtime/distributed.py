@@ -43,7 +43,9 @@ def start(how: str) -> None:
         )
     except (RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
-        raise UserError(f"--distributed={how}: the processes did not meet: {first}") from error
+        raise UserError(
+            f"--distributed={how}: the processes could not connect to each other: {first}"
+        ) from error
 
 
 def check_alike(facts: Mapping[str, Any]) -> None:
@@ -55,11 +57,13 @@ def check_alike(facts: Mapping[str, Any]) -> None:
     names = [name for name in own | first if own.get(name) != first.get(name)]
     if not max_over_processes(len(names)):
         return
-    here = ", ".join(f"{n}={own.get(n)!r} here and {first.get(n)!r} in process 0" for n in names)
+    here = ", ".join(
+        f"{n}={own.get(n)!r} in this process and {first.get(n)!r} in process 0" for n in names
+    )
     raise UserError(
-        "the processes were started with different settings"
-        f"{': ' + here if here else '; another process says which'}. Start the same command, with "
-        "the same version of the package, in all of them"
+        "the processes were started with different "
+        f"settings{': ' + here if here else ', which another process names'}. Start the same "
+        "command, with the same version of md4_jax, in all of them"
     )
 
 
@@ -91,8 +95,8 @@ def fault(error: Exception) -> int:
         traceback.print_exception(error)
     first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     print(
-        f"error: this process cannot go on, probably because another one ended: {first}\n"
-        "The same command, started again in every process, goes on from the last whole checkpoint.",
+        f"error: this process cannot continue, probably because another one ended: {first}\nTo "
+        "continue from the last complete checkpoint, repeat the command in every process.",
         file=sys.stderr,
         flush=True,
     )
@@ -120,7 +124,9 @@ def _wait_for_first(address: str, how: str) -> None:
             socket.create_connection((host, int(port)), timeout=5).close()
             return
         except socket.gaierror as error:
-            raise UserError(f"--distributed={how}: no host {host!r}: {error.strerror}") from error
+            raise UserError(
+                f"--distributed={how}: the host {host!r} was not found: {error.strerror}"
+            ) from error
         except OSError as error:
             if time.monotonic() > until:
                 raise UserError(

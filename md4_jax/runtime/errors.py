@@ -10,9 +10,10 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
 SMALLER = (
-    "lower train.batch_size, evals.NAME.batch_size or sample.batch_size, or the network's sizes"
+    "reduce train.batch_size, evals.NAME.batch_size or sample.batch_size, or the size of the "
+    "network"
 )
-_WRITABLE = "let this user write there, or copy the run to where you may write,"
+_WRITABLE = "give this user permission to write there, or copy the run to a writable directory,"
 REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
@@ -46,7 +47,7 @@ def said(workdir: Place, *, resumes: bool = True) -> Iterator[None]:
         ) from error
     except BaseException as error:
         if type(error).__name__ == "PanicException":  # of Rust, which is no Exception
-            raise UserError(f"the tokenizers library gives up: {error}") from error
+            raise UserError(f"the tokenizers library failed: {error}") from error
         raise
 
 
@@ -76,9 +77,9 @@ def _of_system(error: OSError) -> str:
 
 
 def _remedy(error: OSError) -> str:
-    return REMEDIES.get(error.errno, "mend that")
+    return REMEDIES.get(error.errno, "correct that")
 
 
 def _memory(error: Exception) -> UserError:
-    first = (str(error).strip().splitlines() or ["no more is given"])[0][:200]
+    first = (str(error).strip().splitlines() or ["no details"])[0][:200]
     return UserError(f"there is not enough memory ({first}): {SMALLER}")

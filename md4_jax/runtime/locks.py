@@ -85,7 +85,10 @@ def _outlast(path: Place, say: Callable[[str], None]) -> None:
         return
     left = min(found["beat"] + LOST - time.time(), LOST)
     if left > 0:
-        say(f"{path.parent} was in use by {found['owner']}: waiting {left:.0f} s for a sign of it")
+        say(
+            f"{path.parent} was in use by {found['owner']}: waiting {left:.0f} s to see whether "
+            "it is still running"
+        )
     until = time.monotonic() + left
     while time.monotonic() < until:
         time.sleep(min(1.0, BEAT))
@@ -125,7 +128,7 @@ def _machine() -> str:
 
 def _in_use(path: Place, owner: str) -> UserError:
     return UserError(
-        f"{path.parent} is in use by {owner}: stop that one, or choose another --workdir"
+        f"{path.parent} is in use by {owner}: stop that process, or use another --workdir"
     )
 
 

@@ -21,8 +21,8 @@ def make_mesh(options: MeshOptions, devices: list | None = None) -> Mesh:
             raise UserError(f"mesh.{name} must be at least 1, not {getattr(options, name)}")
     if options.data < 0:
         raise UserError(
-            f"mesh.data must not be negative, not {options.data}; 0 takes the devices that "
-            "mesh.fsdp, mesh.context and mesh.tensor leave"
+            f"mesh.data must not be negative, not {options.data}; 0 means all devices, divided by "
+            "mesh.fsdp, mesh.context and mesh.tensor"
         )
     rest = options.fsdp * options.context * options.tensor
     data = options.data or max(1, len(devices) // rest)
@@ -31,7 +31,7 @@ def make_mesh(options: MeshOptions, devices: list | None = None) -> Mesh:
         raise UserError(
             f"the mesh data={data} x fsdp={options.fsdp} x context={options.context} x "
             f"tensor={options.tensor} needs {needed} devices, but there are {len(devices)} "
-            f"({devices[0].platform}); lower mesh.data, mesh.fsdp, mesh.context or mesh.tensor"
+            f"({devices[0].platform}): reduce mesh.data, mesh.fsdp, mesh.context or mesh.tensor"
         )
     if jax.process_count() > 1 and needed != len(devices):
         raise UserError(
@@ -53,8 +53,8 @@ def _arranged(devices: list, shape: tuple[int, ...]) -> np.ndarray:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     if shape[0] % slices:
         raise UserError(
-            f"mesh.data={shape[0]} must be a multiple of the {slices} slices, between which "
-            "nothing but batches should be split"
+            f"mesh.data={shape[0]} must be a multiple of the {slices} TPU slices, because only "
+            "batches should be split between slices"
         )
     inner = (shape[0] // slices, *shape[1:])
     return mesh_utils.create_hybrid_device_mesh(

@@ -30,7 +30,9 @@ def place(text: Any, key: str = "--workdir") -> Place:
         return epath.Path(os.path.abspath(os.path.expanduser(text)))
     if scheme not in STORES:
         known = ", ".join(f"{name}://" for name in STORES)
-        raise UserError(f"{key}={text}: addresses begin with {known}, others are local paths")
+        raise UserError(
+            f"{key}={text}: an address must begin with {known}, and everything else is a local path"
+        )
     if importlib.util.find_spec(STORES[scheme]) is None:
         raise UserError(f"{key}={text} needs a package: pip install {STORES[scheme]}")
     return epath.Path(text)
@@ -51,8 +53,7 @@ def check_name(directory: Place) -> None:
     if found:
         raise UserError(
             f"--workdir {directory}: checkpoints in a path with {' '.join(found)} could not be "
-            "read again. Choose another --workdir; a run in it continues once its "
-            "directory has another name"
+            "read again. Use another --workdir. To continue a run in it, rename the directory"
         )
 
 

@@ -16,7 +16,7 @@ def pauses(times: int) -> Iterator[float]:
 
 def wait(what: str, pause: float) -> None:
     """Prints what failed, and waits."""
-    print(f"warning: {what}. It is tried again in {pause:g} s", file=sys.stderr, flush=True)
+    print(f"warning: {what}. Trying again in {pause:g} s", file=sys.stderr, flush=True)
     time.sleep(pause)
 
 

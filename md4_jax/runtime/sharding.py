@@ -113,8 +113,8 @@ def spec_for(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
             names = (axis,) if isinstance(axis, str) else axis
             said = " times ".join(f"mesh.{one}={mesh.shape[one]}" for one in names)
             raise UserError(
-                f"{name} has a dimension of {size}, which {said} does not divide; "
-                "choose network sizes that are multiples of it"
+                f"{name} has a dimension of {size}, which is not a multiple of {said}: choose "
+                "network sizes that are"
             )
     return full
 
@@ -138,9 +138,9 @@ def _check_replicated(name: str, shape: tuple[int, ...], mesh: Mesh) -> None:
     if split and math.prod(shape) > SMALL:
         sizes = " and ".join(f"mesh.{axis}={size}" for axis, size in split.items())
         raise UserError(
-            f"no rule says how {parameter} {shape} is split over {sizes}, and whole on every "
-            f"device it would be large. Add a row to RULES in md4_jax/runtime/sharding.py: {row}, "
-            "or with None for a dimension that stays whole"
+            f"no rule says how to split {parameter} {shape} over {sizes}, and it is too large to "
+            "be copied to every device. Add a row to RULES in md4_jax/runtime/sharding.py: "
+            f"{row}, with None for dimensions that are not split"
         )
     _warn_replicated(parameter, shape, row)
 
@@ -149,8 +149,9 @@ def _check_replicated(name: str, shape: tuple[int, ...], mesh: Mesh) -> None:
 def _warn_replicated(parameter: str, shape: tuple[int, ...], row: str) -> None:
     if jax.process_index() == 0:
         print(
-            f"warning: no rule says how {parameter} {shape} is split over devices, so that each "
-            f"holds all of it. A row of RULES in md4_jax/runtime/sharding.py would be {row}",
+            f"warning: no rule says how to split {parameter} {shape} over devices, so every "
+            "device holds a copy. To split it, add a row to RULES in "
+            f"md4_jax/runtime/sharding.py: {row}",
             file=sys.stderr,
             flush=True,
         )

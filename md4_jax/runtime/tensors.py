@@ -104,9 +104,8 @@ def _one(folder: Place, file: str) -> Place:
 
 def _pickle(file: Place, name: str) -> UserError:
     return UserError(
-        f"{file} is a pickle, which runs code when it is read: convert it where "
-        "you trust it, with torch.load(FILE, weights_only=True) and "
-        f"safetensors.torch.save_file(arrays, {name!r})"
+        f"{file} is a pickle, which runs code when it is read: if you trust it, convert it with "
+        f"torch.load(FILE, weights_only=True) and safetensors.torch.save_file(arrays, {name!r})"
     )
 
 
@@ -129,7 +128,7 @@ def _files(folder: Place) -> list[Place]:
         return [folder / found[0]]
     if found:
         raise UserError(
-            f"{folder} holds {len(found)} safetensors files and no {INDEX}: name one of the files"
+            f"{folder} holds {len(found)} safetensors files and no {INDEX}: give one of the files"
         )
     pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles:

@@ -61,7 +61,7 @@ def finish(workdir: Place, say: Callable[[str], None]) -> None:
             move(path, target)
             say(f"moved checkpoint {path.name} to {target}")
     replace(workdir / FILE, json.dumps({**last, "done": True}, indent=1) + "\n")
-    say(f"back to step {last['step']}; the data go on after {last['sequences']:,} sequences")
+    say(f"back to step {last['step']}; the data continue after {last['sequences']:,} sequences")
 
 
 def position(workdir: Place, step: int, kept: Mapping[str, int]) -> Mapping[str, int]:
@@ -82,6 +82,7 @@ def _last(workdir: Place) -> dict[str, Any] | None:
         return found
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(
-            f"{file} is damaged ({type(error).__name__}: {error}): it says where the data of this "
-            "run go on. Put a copy back, or move it away to go on with the data of the checkpoint"
+            f"{file} is damaged ({type(error).__name__}: {error}): it stores where the data of "
+            "this run continue. Restore it from a copy, or move it away to continue with the "
+            "data of the checkpoint"
         ) from error

@@ -43,15 +43,16 @@ def keep(workdir: Place, frozen: Params, again: int = 0) -> None:
         except Exception as error:
             if pause is None:
                 raise UserError(
-                    f"the frozen parameters could not be saved in {folder}: {items.reason(error)}. "
-                    "Free some space or mend the directory, then start the same command again"
+                    f"the frozen parameters could not be saved in {folder}: "
+                    f"{items.reason(error)}. Free some space or repair the directory, then repeat "
+                    "the command"
                 ) from error
             retries.wait(f"{folder} could not be saved: {items.reason(error)}", pause)
     wrong = _difference(folder, arrays, record)
     if wrong:
         raise UserError(
             f"{folder} was written, but cannot be read back: {wrong}. Repair the directory or its "
-            "disk and start the same command again, or choose another --workdir"
+            "disk and repeat the command, or use another --workdir"
         )
 
 
@@ -75,21 +76,21 @@ def read(workdir: Place, template: Params, host: Mapping[str, Any]) -> Params:
     record = _stored_record(folder)
     if record is None:
         raise UserError(
-            f"{folder} with the frozen parameters of the run is missing or not whole: copy it from "
-            "where the run was; its checkpoints do not hold them"
+            f"{folder} with the frozen parameters of the run is missing or incomplete. The "
+            "checkpoints do not contain these parameters: copy the folder from the original run"
         )
     if items.crc32(record) != host.get("base"):
         raise UserError(
-            f"{folder} does not go with the checkpoints beside it: it is the base of another run. "
-            "Copy the one of this run from where it is"
+            f"{folder} does not belong to the checkpoints beside it: its frozen parameters are "
+            "those of another run. Restore the folder of this run"
         )
     found: dict[str, Any] = {}
     for part in _parts(folder, wanted, record):
         arrays, wrong = items.attempt(lambda p=part: items.read_part(folder / ARRAYS, p))
         if wrong := wrong or _damage(arrays, record):
             raise UserError(
-                f"{folder}, the frozen parameters of the run, cannot be read: {wrong}. Copy it "
-                "from where it is whole; nothing was changed"
+                f"{folder}, the frozen parameters of the run, cannot be read: {wrong}. Restore it "
+                "from an intact copy. Nothing was changed"
             )
         found |= {name: stored(x, str(wanted[name].dtype)) for name, x in arrays.items()}
     return items.graft(template, found)
@@ -117,11 +118,11 @@ def _stored_record(folder: Place) -> dict[str, Any] | None:
     try:
         record = json.loads(file.read_text())
         if record.pop("crc32") != items.crc32(record):
-            raise ValueError("it does not have the checksum with which it was saved")
+            raise ValueError("its checksum is wrong")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
-            f"{file} is damaged ({error}): copy {folder}, the frozen parameters of the run, from "
-            "where it is whole"
+            f"{file} is damaged ({error}): restore {folder}, the frozen parameters of the run, "
+            "from an intact copy"
         ) from error
     return record
 
@@ -152,7 +153,7 @@ def _damage(arrays: dict[str, Any], record: dict[str, Any]) -> str:
     """Names an array that differs from what was saved, '' if none does."""
     for name, found in checksums(arrays).items():
         if record["checksums"][name] != found:
-            return f"{name} does not have the checksum with which it was saved"
+            return f"{name} has a wrong checksum"
     return ""
 
 

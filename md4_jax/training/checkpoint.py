@@ -120,11 +120,11 @@ class Checkpoints:
         wrong = self._difference(step, record, saved)
         if wrong:
             before = ", ".join(str(s) for s in self.steps() if s != step)
-            others = f"No other was deleted; those before it are of step {before}"
+            others = f"The earlier checkpoints were kept: step {before}"
             raise UserError(
                 f"checkpoint {step} in {self.directory} was written, but cannot be read back: "
-                f"{wrong}. {others if before else 'There is no other'}. Repair the directory or "
-                "its disk and start the same command again, or choose another --workdir"
+                f"{wrong}. {others if before else 'There is no earlier checkpoint'}. Repair the "
+                "directory or its disk and repeat the command, or use another --workdir"
             )
         self._is_proven = True
 
@@ -147,7 +147,7 @@ class Checkpoints:
         only_host = ocp.args.Composite(host=ocp.args.JsonRestore())
         found, wrong = items.attempt(lambda: self._manager.restore(step, args=only_host))
         if wrong or found["host"].get("crc32") != items.crc32(record):
-            return wrong or "its host file is not what was saved"
+            return wrong or "its host file differs from what was saved"
         wrong = items.damage(found, ())
         for item, part in ((i, p) for i, arrays in saved.items() for p in items.parts(arrays)):
             if not wrong:
@@ -178,11 +178,11 @@ class Checkpoints:
 
     def _not_saved(self, error: Exception) -> UserError:
         steps = ", ".join(map(str, self._on_disk()))
-        kept = f"Whole checkpoints: of step {steps}" if steps else "There is no whole checkpoint"
-        then = "to resume" if steps else "to begin anew"
+        kept = f"Complete checkpoints: step {steps}" if steps else "There is no complete checkpoint"
+        then = "to resume" if steps else "from the beginning"
         return UserError(
             f"a checkpoint could not be saved in {self.directory}: {items.reason(error)}. {kept}; "
-            f"free some space or mend the directory, then start the same command again {then}"
+            f"free some space or repair the directory, then repeat the command {then}"
         )
 
     def _on_disk(self) -> list[int]:
@@ -235,11 +235,11 @@ class Checkpoints:
             say(f"checkpoint {step} in {self.directory} cannot be read: {wrong}")
             if step == self.steps()[0]:
                 if first_save.was_cut_short(self.directory.parent, step):
-                    say("the machine stopped before its disk had this checkpoint, the first")
+                    say("the machine stopped before this first checkpoint was on its disk")
                     return None
                 raise UserError(
                     f"none of the checkpoints {self.steps()} in {self.directory} can be read; "
-                    "nothing was changed. To start again, choose another --workdir"
+                    "nothing was changed. To start again, use another --workdir"
                 )
             say("falling back to the checkpoint before it")
         return None
@@ -249,8 +249,8 @@ class Checkpoints:
         found, wrong = self._read(step, templates)
         if wrong:
             raise UserError(
-                f"checkpoint {step} in {self.directory} cannot be read: {wrong}. "
-                f"There are those of steps {self.steps()}: choose another by eval.checkpoint"
+                f"checkpoint {step} in {self.directory} cannot be read: {wrong}. There are "
+                f"checkpoints of the steps {self.steps()}: choose one by eval.checkpoint"
             )
         return found
 

@@ -42,7 +42,7 @@ def filled(experiment: Experiment, corpus: Corpus, state: TrainState) -> tuple[T
     if 0 < train.seconds <= seconds:
         raise UserError(
             f"counting the training text took {seconds:.1f} seconds, which is all of "
-            f"train.seconds={train.seconds:g}: raise that, or lower "
+            f"train.seconds={train.seconds:g}: raise train.seconds, or reduce "
             f"network.tables_tokens={tables.tokens} in another --workdir"
         )
     return state._replace(ema={**state.ema, "companion": found}), seconds

@@ -67,12 +67,12 @@ def damage(found: Any, items: Iterable[str]) -> str:
     """Names the part of a checkpoint that differs from what was saved, '' if none does."""
     record = dict(found["host"])
     if record.pop("crc32", None) != crc32(record):
-        return "its host file does not have the checksum with which it was saved"
+        return "its host file has a wrong checksum"
     for item in items:
         kept, now = record["checksums"][item], checksums(found[item])
         for name in now:
             if kept.get(name) != now[name]:
-                return f"{item} {name} does not have the checksum with which it was saved"
+                return f"{item} {name} has a wrong checksum"
     return ""
 
 
@@ -103,17 +103,17 @@ def graft(template: Any, leaves: dict[str, Any]) -> Any:
 # Orbax's message for an array of another shape than requested.
 SHAPES = re.compile(r"Requested shape: (\(.*?\)) .* stored shape: (\(.*?\))")
 OTHER_VERSION = (
-    "Another version of the program may have trained it: use that one (`commit` in config.json), "
-    "or train again"
+    "Another version of the program may have trained it: use that version (`commit` in "
+    "config.json), or train again"
 )
-OTHER_SHAPE = "it has an array of shape {1} where this program's network has one of {0}. "
+OTHER_SHAPE = "it has an array of the shape {1} where the network of this config has {0}. "
 OTHER_TYPE = (
-    "it holds {0} as {1} where this program's network has {2}. It may have been saved with "
-    "JAX_ENABLE_X64 set: it is not damaged, but only the version that trained it reads it"
+    "it stores {0} as {1}, but the network of this config has {2}. It may have been saved "
+    "with JAX_ENABLE_X64 set: it is not damaged, but only the version that trained it can read it"
 )
 # Orbax's message for an item without a requested array.
 NAMES = "tree structures do not match"
-OTHER_NAMES = "it lacks an array that this program's network has. "
+OTHER_NAMES = "it lacks an array that the network of this config has.  "
 # The system's message for a full disk; the caller's message names the disk.
 FULL = ("No space left on device", "Disk quota exceeded")
 

@@ -51,10 +51,10 @@ def surplus(steps: Iterable[int], options: CheckpointOptions, best: int | None) 
 def without_best(key: str, steps: list[int]) -> UserError:
     """Makes the error for `best` in a run without an evaluator for it; key: what names `best`."""
     return UserError(
-        f"{key} best needs checkpoint.best, the name of an evaluator by which checkpoints are "
-        "compared, which this run does not have: give --config.checkpoint.best=validation, also "
-        "when training, so that the best checkpoint is kept. Or name a step, such as "
-        f"{key} {steps[-1]}, of {steps}"
+        f"{key} best needs checkpoint.best, the name of the evaluator that decides which "
+        "checkpoint is best, but this run has none: set --config.checkpoint.best=validation, "
+        "also in training, so that the best checkpoint is kept. Or give one of the steps "
+        f"{steps}, such as {key} {steps[-1]}"
     )
 
 
@@ -64,13 +64,13 @@ def check_best(experiment: Experiment) -> None:
     if not name:
         if experiment.eval.checkpoint == "best":
             raise UserError(
-                "eval.checkpoint='best' needs checkpoint.best, the name of an evaluator by which "
-                "checkpoints are compared, such as 'validation'"
+                "eval.checkpoint='best' needs checkpoint.best, the name of the evaluator that "
+                "decides which checkpoint is best, such as 'validation'"
             )
         return
     if name not in evals:
         raise UserError(
-            f"checkpoint.best={name!r} is not an evaluator; those under evals are "
+            f"checkpoint.best={name!r} is not an evaluator of the section evals, which has "
             f"{', '.join(sorted(evals))}"
         )
     if not getattr(evals[name], "main_figure", ""):
@@ -81,8 +81,8 @@ def check_best(experiment: Experiment) -> None:
         )
     if not evals[name].every:
         raise UserError(
-            f"checkpoint.best={name!r} compares evaluations while training, and "
-            f"evals.{name}.every=0: set it to a number of steps"
+            f"checkpoint.best={name!r} compares evaluations during training, but "
+            f"evals.{name}.every=0: set evals.{name}.every to a number of steps"
         )
 
 

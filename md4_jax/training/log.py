@@ -92,10 +92,11 @@ class TrainLog:
         if streak >= self._settings.max_skipped_in_a_row:
             raise UserError(
                 f"{streak} steps in a row had a non-finite loss, gradient or update "
-                f"(train.max_skipped_in_a_row={self._settings.max_skipped_in_a_row}). They updated "
-                "no parameters and the last checkpoint is intact; try a lower "
-                "optim.learning_rate or a longer optim.warmup_steps. --back STEP (or best) does so "
-                "in this run, from an earlier checkpoint and without the data since"
+                f"(train.max_skipped_in_a_row={self._settings.max_skipped_in_a_row}). These steps "
+                "did not change the parameters, and the last checkpoint is intact. Try a lower "
+                "optim.learning_rate or a longer optim.warmup_steps. To do so in this run, add "
+                "--back STEP (or best), which continues from an earlier checkpoint and skips the "
+                "data used since then"
             )
 
     def _line(self, step: int, skipped: int) -> None:

@@ -44,7 +44,10 @@ class Signals:
         self.number = number
         # The step may take long, and the first one is compiled. print is not signal-safe.
         name = signal.Signals(number).name
-        said = f"{name}: the run stops after this step and saves. Again: at once, without saving"
+        said = (
+            f"{name}: the run saves and stops after this step. A second signal stops it at once, "
+            "without saving"
+        )
         os.write(2, f"\n{said}\n".encode())
 
     def release(self) -> None:

@@ -48,8 +48,8 @@ class LearningRate:
             raise UserError(f"optim.clock must be one of {', '.join(CLOCKS)}, not {self.clock!r}")
         if self.clock == "seconds" and self.decay not in ("cosine", "linear"):
             raise UserError(
-                f"optim.clock='seconds' needs a decay with an end, cosine or linear: optim.decay="
-                f"{self.decay!r} has none"
+                "optim.clock='seconds' needs optim.decay='cosine' or 'linear', which end with "
+                f"the time limit, not {self.decay!r}"
             )
         for name, value in vars(self).items():
             if name in AVERAGES and not 0 <= value < 1:
@@ -64,7 +64,7 @@ class LearningRate:
         if not 0 <= self.warmup_steps <= num_steps:
             raise UserError(
                 f"optim.warmup_steps={self.warmup_steps} must lie between 0 and "
-                f"train.num_steps={num_steps}; a short run needs a short warm-up too: "
+                f"train.num_steps={num_steps}. For a short run set, for example, "
                 f"--config.optim.warmup_steps={num_steps // 10}"
             )
         rest = max(1, num_steps - self.warmup_steps)

@@ -23,7 +23,8 @@ def check_trainable(experiment: Experiment) -> None:
     state, dtype = abstract_state(experiment), experiment.network.parameters
     if dtype != "float32" and not state.frozen:
         raise UserError(
-            f"network.parameters={dtype!r} is for parameters that are not trained, and all are: "
-            "updates are too small for its digits. Set network.lora_rank or train.trainable to "
-            "train some of them, or network.parameters='float32'"
+            f"network.parameters={dtype!r} is only for parameters that are not trained, because "
+            "updates are too small for its precision, but all parameters are trained: set "
+            "network.lora_rank or train.trainable to train only some of them, or "
+            "network.parameters='float32'"
         )

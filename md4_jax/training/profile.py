@@ -70,4 +70,4 @@ class Profile:
             yield
         except Exception as error:  # whatever the profiler or the disk may do
             self._end()
-            self._say(f"warning: log.profile fails: {type(error).__name__}: {error}")
+            self._say(f"warning: log.profile failed: {type(error).__name__}: {error}")

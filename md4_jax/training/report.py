@@ -62,18 +62,18 @@ def picture(workdir: Place, levels: list[float]) -> str:
     """Draws figures/loss.png from metrics.jsonl; returns its path, or the reason for failure."""
     path, log = workdir / "figures" / "loss.png", workdir / METRICS
     if not log.exists():
-        return "none: nothing was logged, since there were fewer steps than log.every"
+        return "none: nothing was logged, because there were fewer steps than log.every"
     figures.loss_curve(read_rows(log), path, levels)
     return str(path)
 
 
 def early(experiment: Experiment, step: int, workdir: Place, one_budget: bool) -> str:
     """Explains why a run ended early and how to resume it; one_budget: see `train`."""
-    after = "the same command goes on"
+    after = "repeat the command to continue"
     if one_budget:
-        after = f"to go on: md4_jax train {workdir}"
+        after = f"to continue: md4_jax train {workdir}"
     if experiment.learning_rate.follows_seconds:
-        after = "the learning rate has come to its end with it (optim.clock='seconds')"
+        after = "the learning rate has reached its end too (optim.clock='seconds')"
     train = experiment.train
     return (
         f"stopped at step {step} of {train.num_steps}: the budget of train.seconds="
@@ -122,7 +122,7 @@ def keep_also(
     try:
         keep(workdir, {**result, "command": command})
     except OSError as error:
-        say(f"warning: the result is not kept in {workdir}: {error.strerror or error}")
+        say(f"warning: the result was not saved in {workdir}: {error.strerror or error}")
 
 
 def kept(workdir: Place) -> list[dict[str, Any]]:

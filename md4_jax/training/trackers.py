@@ -113,7 +113,7 @@ def check_installed(names: str) -> None:
         # A folder of that name in the working directory, as wandb creates, has no origin.
         if spec is None or spec.origin is None:
             raise UserError(
-                f"log.trackers={names} needs a package: pip install {package}, or leave out {name}"
+                f"log.trackers={names} needs a package: pip install {package}, or remove {name}"
             )
 
 
@@ -150,6 +150,6 @@ class Trackers:
             with contextlib.suppress(Exception):  # closing may have been the call that failed
                 failed and failed.close()
             self._say(
-                f"warning: {name} of log.trackers fails and gets no more numbers: "
+                f"warning: {name} of log.trackers failed and receives no more numbers: "
                 f"{type(error).__name__}: {error}"
             )

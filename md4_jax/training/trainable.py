@@ -90,16 +90,17 @@ def _check(pattern: str, paths: list[str], adapters: str) -> None:
     asked = f"train.trainable={pattern!r}"
     if not found:
         raise UserError(
-            f"{asked} matches none of the network's {len(paths)} parameters, so that nothing would "
-            f"be trained. Their paths are {', '.join(paths[:3])}, ..., {paths[-1]}"
+            f"{asked} matches none of the network's {len(paths)} parameters, so nothing would be "
+            f"trained. Their paths are {', '.join(paths[:3])}, ..., {paths[-1]}"
         )
     if adapters and not any(re.search(adapters, path) for path in found):
         raise UserError(
-            f"{asked} matches none of the adapters of network.lora_rank, which would stay at zero: "
-            "let it match 'lora', or set network.lora_rank=0"
+            f"{asked} matches none of the adapters of network.lora_rank, which would remain zero: "
+            "set it to a pattern that matches them, such as 'lora', or set network.lora_rank=0"
         )
     if adapters and len(found) == len(paths):
         raise UserError(
-            f"{asked} matches all {len(paths)} parameters, and adapters are of use only beside "
-            "frozen ones: let it match fewer, such as 'lora', or set network.lora_rank=0"
+            f"{asked} matches all {len(paths)} parameters, but adapters are only useful together "
+            "with frozen parameters: set it to a pattern that matches fewer, such as 'lora', or "
+            "set network.lora_rank=0"
         )

@@ -96,9 +96,9 @@ def test_a_run_without_its_base_is_refused(tuned, tmp_path):
     again = tmp_path / "again"
     shutil.copytree(tuned, again)
     shutil.move(again / "base", tmp_path / "base")
-    with pytest.raises(UserError, match="base with the frozen parameters .* missing or not whole"):
+    with pytest.raises(UserError, match="base with the frozen parameters .* missing or incomplete"):
         md4_jax.load(again)
-    with pytest.raises(UserError, match="base with the frozen parameters .* missing or not whole"):
+    with pytest.raises(UserError, match="base with the frozen parameters .* missing or incomplete"):
         main.run(["--workdir", str(again)])
 
 
@@ -116,7 +116,7 @@ def test_the_base_of_another_run_is_refused(tuned, published, tmp_path):
     shutil.rmtree(again / "base")
     shutil.copytree(other / "base", again / "base")
     for read in (lambda: md4_jax.load(again), lambda: main.run(["--workdir", str(again)])):
-        with pytest.raises(UserError, match="base does not go with the checkpoints beside it"):
+        with pytest.raises(UserError, match="base does not belong to the checkpoints beside it"):
             read()
 
 

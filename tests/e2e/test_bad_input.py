@@ -376,7 +376,7 @@ def test_network_that_the_mesh_does_not_divide(tiny, tmp_path, start):
     )
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2, err
-    assert "which mesh.fsdp=3 does not divide" in err and "Traceback" not in err
+    assert "which is not a multiple of mesh.fsdp=3" in err and "Traceback" not in err
     assert not workdir.exists()
 
 

@@ -62,7 +62,7 @@ def test_a_classifier_is_trained_evaluated_and_resumed(both, run, refused, tmp_p
     assert run(*keys, "--config.train.seconds=0").code == 0
     assert runs.different_arrays(tmp_path / "half", workdir) == []
     error = refused("--workdir", workdir, "--mode", "sample")
-    assert "is a classifier and draws no samples" in error
+    assert "is a classifier and cannot generate samples" in error
 
 
 @pytest.mark.campaign

@@ -28,7 +28,7 @@ def test_a_budget_ends_the_learning_rate_too(one_second_a_look, run, tiny, tmp_p
     words += ("--config.optim.clock=seconds", "--config.optim.decay=linear")
     words += ("--config.checkpoint.every=100", "--config.evals.validation.every=0")
     first = run(*words, "--config.train.seconds=10")
-    assert first.code == 0 and "come to its end with it" in first.out + first.err, first
+    assert first.code == 0 and "has reached its end too" in first.out + first.err, first
     half = rates(rows, tmp_path)
     assert 8 <= max(half) <= 10 and half[max(half)] < 0.25 * max(half.values())
     second = run(*words, "--config.train.seconds=20")
@@ -46,7 +46,9 @@ def test_seconds_need_a_budget_and_a_decay(refused, tiny, tmp_path):
     words = ("--config", tiny, "--workdir", tmp_path / "run", "--config.optim.clock=seconds")
     assert "optim.clock='seconds' needs train.seconds" in refused(*words)
     budget = "--config.train.seconds=10"
-    assert "a decay with an end" in refused(*words, budget, "--config.optim.decay=constant")
+    assert "which end with the time limit" in refused(
+        *words, budget, "--config.optim.decay=constant"
+    )
     assert "optim.clock must be one of steps, seconds" in refused(
         *words[:-1], "--config.optim.clock=minutes"
     )

@@ -143,7 +143,9 @@ def test_a_long_context_loses_its_start(model):
     assert pair.size == model.length == 16
     assert model.domain.decode(pair.context).endswith("xand so")
     for words in ("", "n" * 17):
-        with pytest.raises(UserError, match=rf"has {len(words)} tokens; it must have 1 to 16"):
+        with pytest.raises(
+            UserError, match=rf"has {len(words)} tokens, but must have at least 1 and at most 16"
+        ):
             continuations.pair(model, "a", words)
 
 

@@ -87,7 +87,10 @@ def test_a_judge_that_is_not_there_is_missed_before_training(refused, tiny, tmp_
     kind = keys("evals.judged.name=generative_perplexity", "evals.judged.final=True")
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     for judge, said in (
-        (tmp_path / "empty", "empty holds neither a run with a checkpoint nor a model in *.safe"),
+        (
+            tmp_path / "empty",
+            "empty contains neither a run with a checkpoint nor a model in *.safe",
+        ),
         (
             tmp_path / "none",
             f"judge={tmp_path / 'none'} is not the directory of a run or of a model",

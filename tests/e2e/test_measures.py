@@ -92,7 +92,7 @@ def test_zero_shot(run, refused, own, tiny, tmp_path):
     assert "choose another split by evals.zero_shot.split" in said
     file = tmp_path / "ptb" / "ptb.valid.txt"
     said = refused(*at, f"--config.evals.zero_shot.path={file}")
-    assert f"evals.zero_shot.path={file} is a file, and must be a folder" in said
+    assert f"evals.zero_shot.path={file} is a file, but must be a folder" in said
     assert "sets has 'c4'" in refused(*at, "--config.evals.zero_shot.sets=c4")
     # A run that is to end with it says so before it trains.
     new = ("--config", tiny, "--workdir", tmp_path / "new", *given)

@@ -238,7 +238,7 @@ def test_process_0_must_be_there(monkeypatch):
     monkeypatch.setattr(distributed, "CONNECT_SECONDS", 0.1)
     with pytest.raises(UserError, match=r"process 0 did not listen on 127.0.0.1:\d+ within 0.1 s"):
         distributed.start(f"127.0.0.1:{free_port()},2,1")
-    with pytest.raises(UserError, match="no host 'nowhere.invalid': "):
+    with pytest.raises(UserError, match="the host 'nowhere.invalid' was not found: "):
         distributed.start("nowhere.invalid:1,2,1")
 
 

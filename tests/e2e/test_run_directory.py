@@ -192,7 +192,7 @@ def test_a_first_checkpoint_that_a_disk_lost_begins_with_the_other_run_again(
     (workdir / "first_save.json").write_text('{"step": 1}\n')
     ended = run(*words, "--workdir", workdir)
     assert ended.code == 0, ended
-    assert "the machine stopped before its disk had this checkpoint, the first" in ended.out
+    assert "the machine stopped before this first checkpoint was on its disk" in ended.out
     assert f"begins with the averaged parameters of step 30 of {trained}" in ended.out
     for name, array in arrays(workdir).items():
         np.testing.assert_array_equal(array, before[name])

@@ -36,7 +36,7 @@ def test_a_run_that_spent_its_seconds_has_ended(run, rows, tiny, tmp_path):
     kept = rows(tmp_path / "seed=5")
     again = run(*sweep)
     assert again.code == 0 and rows(tmp_path / "seed=5") == kept
-    assert f"to go on: md4_jax train {tmp_path}/seed=5" in again.err + again.out
+    assert f"to continue: md4_jax train {tmp_path}/seed=5" in again.err + again.out
     alone = run("train", tmp_path / "seed=5", "--config.checkpoint.keep=1")
     assert alone.code == 0 and len(rows(tmp_path / "seed=5")) > len(kept)
     # What it has taken by itself counts too: to the sweep it has ended.

@@ -65,7 +65,10 @@ def test_counting_is_part_of_the_seconds(words, run, monkeypatch):
 def test_counting_that_takes_all_seconds_is_an_error(words, refused):
     few = "--config.network.tables_tokens=1001"
     said = refused(*words, few, "--config.train.seconds=0.001")
-    assert "which is all of train.seconds=0.001: raise that, or lower network.tables_tok" in said
+    assert (
+        "which is all of train.seconds=0.001: raise train.seconds, or reduce network.tables_tok"
+        in said
+    )
 
 
 @pytest.fixture

@@ -85,7 +85,9 @@ def test_merged_models_compute_the_same_without_adapters(adapted, plain, tmp_pat
 
 
 def test_only_adapters_can_be_merged(plain, tmp_path):
-    with pytest.raises(UserError, match=r"merged=True folds .* none \(network.lora_rank=0"):
+    with pytest.raises(
+        UserError, match=r"merged=True merges .* has no adapters \(network.lora_rank=0"
+    ):
         plain.save(tmp_path / "merged", merged=True)
     assert not (tmp_path / "merged").exists()
 

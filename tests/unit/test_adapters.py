@@ -271,7 +271,7 @@ def test_an_expression_chooses_what_is_trained():
     [
         ("lora", PLAIN, r"trainable='lora' matches none of the network's \d+ parameters.*blocks/"),
         ("head", ADAPTED, r"trainable='head' matches none of the adapters of network.lora_rank"),
-        (".", ADAPTED, r"trainable='.' matches all \d+ parameters, and adapters are of use only"),
+        (".", ADAPTED, r"trainable='.' matches all \d+ parameters, but adapters are only useful"),
     ],
 )
 def test_expressions_that_divide_nothing_are_refused(trainable, options, said):

@@ -116,9 +116,13 @@ def test_a_dit_may_have_its_mask_anywhere(tmp_path):
 @pytest.mark.parametrize(
     "name, mask, said",
     [
-        ("llada", 126, "the mask is 126 .*, and the vocabulary has 126 rows"),
-        ("llada", -2, "the mask is -2 .*, and the vocabulary has 126 rows"),
-        ("duo", 3, r"tokenizer.mask=3 is for .*\(duo\) comes after it, or there is none"),
+        ("llada", 126, "the mask is 126 .*, but must be below the vocabulary size of 126"),
+        ("llada", -2, "the mask is -2 .*, but must be below the vocabulary size of 126"),
+        (
+            "duo",
+            3,
+            r"tokenizer.mask=3 is only for .*\(duo\) the mask comes after it, or there is none",
+        ),
         ("md4_text", 3, r"tokenizer.mask=3 is for .*\(md4\) comes after it"),
     ],
 )
@@ -131,8 +135,8 @@ def test_a_mask_that_cannot_be_is_refused(name, mask, said, tmp_path):
 @pytest.mark.parametrize(
     "name, changes, said",
     [
-        ("bd3lm", {"causal": True}, "causal=True: it is BD3-LM's autoregressive baseline"),
-        ("llada", {"clip_qkv": 8.0}, "clip_qkv=8.0; only None is known"),
+        ("bd3lm", {"causal": True}, "causal=True: it is the autoregressive baseline"),
+        ("llada", {"clip_qkv": 8.0}, "clip_qkv=8.0; only None is supported"),
     ],
 )
 def test_switches_that_are_not_known_are_refused(name, changes, said, tmp_path):

@@ -95,7 +95,7 @@ def test_a_base_whose_writing_was_cut_short(workdir, tmp_path):
     """Without its record it is none, and is written anew."""
     base.keep(workdir, frozen())
     (tmp_path / base.FOLDER / base.RECORD).unlink()
-    with pytest.raises(UserError, match="base with the frozen .* is missing or not whole"):
+    with pytest.raises(UserError, match="base with the frozen .* is missing or incomplete"):
         read(workdir)
     base.keep(workdir, frozen())
     chex.assert_trees_all_equal(read(workdir), frozen())
@@ -116,7 +116,7 @@ def test_a_changed_array_is_named(workdir, tmp_path):
         record["checksums"]["network/blocks/w"] += 1
 
     change_record(tmp_path, change)
-    with pytest.raises(UserError, match="network/blocks/w does not have the checksum"):
+    with pytest.raises(UserError, match="network/blocks/w has a wrong checksum"):
         read(workdir)
 
 
@@ -140,9 +140,9 @@ def test_the_base_of_another_run_is_refused(workdir):
     """Its checkpoints were saved beside other values of the same parameters."""
     base.keep(workdir / "one", frozen())
     base.keep(workdir / "other", frozen(shift=1.0))
-    with pytest.raises(UserError, match="one/base does not go with the checkpoints beside it"):
+    with pytest.raises(UserError, match="one/base does not belong to the checkpoints beside it"):
         base.read(workdir / "one", template(), base.mark(workdir / "other"))
-    with pytest.raises(UserError, match="one/base does not go with the checkpoints beside it"):
+    with pytest.raises(UserError, match="one/base does not belong to the checkpoints beside it"):
         base.read(workdir / "one", template(), {})
 
 

@@ -295,7 +295,7 @@ def test_the_bound_that_stands_for_a_run_is_the_first_final_one():
     config["evals"]["validation"]["final"] = True
     assert reported(build.experiment(config, TOKENIZER)).split == "validation"
     del config["evals"]["validation"], config["evals"]["test"]
-    with pytest.raises(UserError, match="evals has no likelihood"):
+    with pytest.raises(UserError, match="the config has no evaluator of kind likelihood"):
         reported(build.experiment(config, TOKENIZER))
 
 
@@ -353,10 +353,10 @@ BY_TWICE = dict(evals__test__objective=dict(name="uniform_elbo", block=8))
         (dict(network__condition=2),
          "the time embedding has 2 features, but needs at least 4: raise network.condition"),
         (dict(evals__path=dict(name="path"), sample__name="any_order", sample__temperature=0.0),
-         "evals.path: at sample.temperature=0 all texts but one have probability 0"),
+         "evals.path: at sample.temperature=0 all texts but one have the probability 0"),
         (dict(evals__of=dict(name="information_profile"), network__local_width=0,
               objective=dict(name="block", block=16)),
-         "evals.of measures how masks in a whole text are predicted, which a model trained with "
+         "evals.of measures predictions of masks in whole texts, but a model trained with "
          "objective.block=16 never saw"),
         (dict(objective=dict(name="genmd4")),
          "objective.name='genmd4' needs process.name='state_dependent', not 'masking'"),

@@ -187,9 +187,9 @@ def test_blocks_after_the_end_of_a_turn_are_not_drawn(talker, monkeypatch):
         ([{"role": "user", "content": ["hi"]}], {}, "message 1: 'content' holds no text but a li"),
         ({"role": "user", "content": "hi"}, {}, "the chat holds no conversation, .* but a dict"),
         ([], {}, "the chat holds no conversation, a list of messages, but an empty list"),
-        ("hi", {"num": 3}, "a chat has no option 'num'"),
-        ("hi", {"reward": {"name": "none"}}, "a chat has no option 'reward'"),
-        ("hi", {"prompt": "no"}, "a chat has no option 'prompt'"),
+        ("hi", {"num": 3}, "chat does not accept 'num'"),
+        ("hi", {"reward": {"name": "none"}}, "chat does not accept 'reward'"),
+        ("hi", {"prompt": "no"}, "chat does not accept 'prompt'"),
         ("hi", {"new_tokens": "8"}, "new_tokens must be a whole number, not '8'"),
     ],
 )
@@ -387,5 +387,5 @@ def test_the_harness_applies_the_template(harness, folder, talker, tmp_path):
     (text,) = made.generate_until([ask])
     assert set(text) <= {"a"} and len(text) < 4
     plain = harness(str(peer_folder(tmp_path, "mdlm")))
-    with pytest.raises(UserError, match="has no chat template: leave the flag out"):
+    with pytest.raises(UserError, match="has no chat template: remove --apply_chat_template"):
         plain.apply_chat_template(TALK)

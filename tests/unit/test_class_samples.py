@@ -155,7 +155,9 @@ def test_a_network_that_knows_no_text_without_a_class_draws_one():
     np.testing.assert_array_equal(found, np.where(label[:, None] == 0, *named))
     np.testing.assert_array_equal([*model.watch(seed=3, steps=4)][-1].z, found[0])
     for ask in (model.score, model.token_costs):
-        with pytest.raises(UserError, match="label=-1, no class: .* name one, 0 to 1"):
+        with pytest.raises(
+            UserError, match="label=-1 means no class.* set label to a class, 0 to 1"
+        ):
             ask("to be")
     assert model.score("to be", label=1, draws=2).nats.shape == (1,)
 

@@ -114,9 +114,9 @@ def test_a_published_folder_is_written_again(name, models, tmp_path):
 
 
 @pytest.mark.parametrize("changes, said", [
-    (dict(use_encoder_causal_mask=True), "only encoders that see whole blocks"),
-    (dict(_target_="backbone_automodel.AutoModelFromPreTrained"), "_target_=.* is not known"),
-    (dict(keep_top_encoder_layers=True), "read those of the last layers of the encoder"),
+    (dict(use_encoder_causal_mask=True), "only encoders that attend to whole blocks"),
+    (dict(_target_="backbone_automodel.AutoModelFromPreTrained"), "_target_=.* is not supported"),
+    (dict(keep_top_encoder_layers=True), "if its layers read the last layers of the encoder"),
     (dict(tie_encoder_decoder_weights=False), "num_encoder_layers=3, num_decoder_layers=2"),
 ])  # fmt: skip
 def test_forms_of_its_code_that_are_not_known_are_refused(changes, said, tmp_path):
@@ -317,7 +317,7 @@ def test_a_qwen_becomes_one(tmp_path):
     np.testing.assert_allclose(of_blocks(whole, z, clean), of_blocks(other, z, clean), atol=CLOSE)
     light = md4_jax.load(source, config=changes | {"network.decoder_depth": 1})
     assert np.abs(of_blocks(light, z, clean) - of_blocks(other, z, clean)).max() > 0.1
-    with pytest.raises(UserError, match="has nothing for the parameter decoder_blocks"):
+    with pytest.raises(UserError, match="has no array for the parameter decoder_blocks"):
         md4_jax.load(source, config=changes | {"network.shared_blocks": False})
 
 

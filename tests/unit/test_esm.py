@@ -180,15 +180,15 @@ def test_a_model_from_the_start_fits_into_the_layout(folder, tmp_path):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"position_embedding_type": "absolute"}, "'absolute'; only 'rotary', that of ESM-2"),
-        ({"position_embedding_type": None}, "'absolute'; only 'rotary', that of ESM-2"),
-        ({"emb_layer_norm_before": True}, "emb_layer_norm_before=True; only False is known"),
-        ({"is_folding_model": True}, "is_folding_model=True; only False is known"),
-        ({"dplm_type": "dplm2_esm"}, "dplm_type='dplm2_esm'; only 'dplm_esm' is known"),
+        ({"position_embedding_type": "absolute"}, "'absolute'; only 'rotary', as in ESM-2"),
+        ({"position_embedding_type": None}, "'absolute'; only 'rotary', as in ESM-2"),
+        ({"emb_layer_norm_before": True}, "emb_layer_norm_before=True; only False is supported"),
+        ({"is_folding_model": True}, "is_folding_model=True; only False is supported"),
+        ({"dplm_type": "dplm2_esm"}, "dplm_type='dplm2_esm'; only 'dplm_esm' is supported"),
         ({"mask_token_id": 4}, "33 entries with the mask 4, and ESM-2's vocabulary 33 with"),
-        ({"num_hidden_layers": 6}, "says num_hidden_layers=6, and its arrays have 3"),
+        ({"num_hidden_layers": 6}, "says num_hidden_layers=6, but its arrays have 3"),
         ({"num_attention_heads": None}, "config.json lacks num_attention_heads"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters=.*, not known"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters=.* not supported"),
     ],
 )
 def test_what_is_not_known_is_refused(changes, said, tmp_path):
@@ -199,7 +199,9 @@ def test_what_is_not_known_is_refused(changes, said, tmp_path):
 def test_another_vocabulary_is_refused(tmp_path):
     other = peer_folder(tmp_path, "esm")
     (other / "vocab.txt").write_text("\n".join(["A", "C", "G", "T"]))
-    with pytest.raises(UserError, match="another vocabulary than ESM-2 .*: it has 4, .* A C G T"):
+    with pytest.raises(
+        UserError, match="does not have the vocabulary of ESM-2 .*: it has 4 .* A C G T"
+    ):
         md4_jax.load(other)
 
 

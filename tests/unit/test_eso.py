@@ -256,13 +256,13 @@ def test_a_published_folder_is_read_and_written(tmp_path):
     model = md4_jax.load(peer_folder(tmp_path, "esolm"))
     assert model.config["objective"] == {"name": "eso", "alpha_0": 0.25}
     assert model.experiment.sampler_step == eso.Eso(0.25)
-    with pytest.raises(UserError, match="reads tokens in an order of their own, and a whole text"):
+    with pytest.raises(UserError, match="predicts tokens in an order that is drawn"):
         model.logits([0] * 16)
     with pytest.raises(UserError, match="objective.name='any_order' evaluates .* on whole texts"):
         model.score("ab", objective="any_order")
-    with pytest.raises(UserError, match="trained on tokens in an order: leave likelihood out"):
+    with pytest.raises(UserError, match="trained on tokens in a random order: remove likelihood"):
         continuations.objective_of(model, "chain_rule")
-    with pytest.raises(UserError, match="guidance=2 hides the context behind masks"):
+    with pytest.raises(UserError, match="guidance=2 also predicts with the context replaced"):
         continuations.guidance_of(model, 2)
     other = md4_jax.load(peer_folder(tmp_path, "mdlm"))
     with pytest.raises(UserError, match="evaluates the network on tokens in a random order"):

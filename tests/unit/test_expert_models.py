@@ -92,14 +92,14 @@ def test_the_mask_is_that_of_the_published_models_or_must_be_named(
 @pytest.mark.parametrize(
     "name, changes, said",
     [
-        ("lladamoe", {"norm_topk_prob": True}, "norm_topk_prob=True; only False is known"),
+        ("lladamoe", {"norm_topk_prob": True}, "norm_topk_prob=True; only False is supported"),
         ("lladamoe", {"moe_router_enable_expert_bias": True}, "enable_expert_bias=True; only"),
-        ("lladamoe", {"rope_scaling": {"type": "yarn"}}, "only None is known"),
-        ("lladamoe", {"num_experts": 8}, "says num_experts=8, and its arrays have 4"),
+        ("lladamoe", {"rope_scaling": {"type": "yarn"}}, "only None is supported"),
+        ("lladamoe", {"num_experts": 8}, "says num_experts=8, but its arrays have 4"),
         ("lladamoe", {"expert_intermediate_size": 8}, "says expert_intermediate_size=8"),
         ("llada2", {"score_function": "softmax"}, "score_function='softmax'; only 'sigmoid'"),
         ("llada2", {"first_k_dense_replace": 0}, "says first_k_dense_replace=0, and its arrays"),
-        ("llada2", {"hidden_act": "gelu"}, "hidden_act='gelu'; only 'silu' is known"),
+        ("llada2", {"hidden_act": "gelu"}, "hidden_act='gelu'; only 'silu' is supported"),
         ("llada2", {"n_group": 3}, "experts=8 must be a multiple of network.router_groups=3"),
     ],
 )

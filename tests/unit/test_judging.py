@@ -40,7 +40,7 @@ def check(folder, is_causal=lambda key, asked: True):
 
 
 def test_a_folder_without_a_model_is_no_judge(tmp_path):
-    said = "evals.a.judge=.*run holds neither a run with a checkpoint nor a model"
+    said = "evals.a.judge=.*run contains neither a run with a checkpoint nor a model"
     with pytest.raises(UserError, match="evals.a.judge=.*run is not the directory of a run"):
         check(tmp_path / "run")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
@@ -74,7 +74,7 @@ def test_a_run_that_is_not_causal_is_refused_at_once(at, tmp_path):
         check(tmp_path / at, is_causal)
     for network in ({"causal": False}, {"name": "unet"}):  # a U-Net has no such key
         config.store(place(tmp_path / "run"), {"network": network})
-        with pytest.raises(UserError, match=r"^evals.a.judge=.* is not causal: name a run or a "):
+        with pytest.raises(UserError, match=r"^evals.a.judge=.* is not causal: give a run or a "):
             check(tmp_path / at, is_causal)
 
 
@@ -93,7 +93,7 @@ def test_a_folder_that_is_not_causal_is_refused_without_its_parameters(tmp_path,
 
 def test_an_adapter_alone_is_no_judge(tmp_path):
     adapter = own_lora(tmp_path / "lora", peer_folder(tmp_path, "qwen2"), LORA)
-    said = "^evals.a.judge=.*lora holds an adapter alone, of "
+    said = "^evals.a.judge=.*lora holds only an adapter of "
     with pytest.raises(UserError, match=said):
         check(adapter, Others(None, judging.FOREIGN).is_causal)
     (adapter / "config.json").write_text(json.dumps({"model_type": "zebra"}))

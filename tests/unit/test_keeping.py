@@ -134,7 +134,11 @@ def experiment(best, checkpoint="newest", **evals):
     "best, checkpoint, words",
     [
         ("", "best", "eval.checkpoint='best' needs checkpoint.best"),
-        ("valid", "newest", "'valid' is not an evaluator; those under evals are ngrams, test, val"),
+        (
+            "valid",
+            "newest",
+            "'valid' is not an evaluator of the section evals, which has ngrams, test, val",
+        ),
         ("ngrams", "newest", "evals.ngrams.name='ngrams' has none"),
         ("test", "newest", "evals.test.every=0"),
         ("validation", "best", None),

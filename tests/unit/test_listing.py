@@ -67,7 +67,7 @@ def test_a_run_alone_and_a_broken_one(tmp_path):
     "content, why",
     [
         ('{"package": "other"}', "was not written by md4_jax"),
-        ('{"package": "md4_jax", "config": {"network": {}}}', "is not as md4_jax writes it"),
+        ('{"package": "md4_jax", "config": {"network": {}}}', "is not a config that md4_jax wrote"),
         (None, "Is a directory"),
     ],
 )

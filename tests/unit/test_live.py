@@ -86,7 +86,7 @@ def test_a_model_of_pairs_sees_its_prompt_clean(uniform):
 @pytest.mark.campaign
 def test_a_bound_by_blocks_has_no_costs_of_tokens(tmp_path):
     model = md4_jax.load(peer_folder(tmp_path, "bd3lm"), {"mesh.data": 1})
-    with pytest.raises(UserError, match="is no sum over tokens"):
+    with pytest.raises(UserError, match="is not a sum over tokens"):
         model.token_costs("abc")
 
 
@@ -147,14 +147,14 @@ def test_costs_of_tokens_agree_with_the_score(text):
 
 def test_uniform_noise_has_no_costs_of_tokens(uniform):
     assert not uniform.has_token_costs
-    with pytest.raises(UserError, match="is no sum over tokens"):
+    with pytest.raises(UserError, match="is not a sum over tokens"):
         uniform.token_costs("abc")
 
 
 @pytest.mark.parametrize("objective", [DiscreteMD4(2), AlongOrder("left_to_right")])
 def test_a_bound_of_another_value_has_no_costs_of_tokens(objective, text):
     """Those of `any_order` would add up to another number than the score."""
-    with pytest.raises(UserError, match="is no sum over tokens"):
+    with pytest.raises(UserError, match="is not a sum over tokens"):
         splitting(text.experiment, objective)
     assert splitting(text.experiment, MD4()) == AnyOrder()
 
@@ -189,7 +189,7 @@ def test_tokens_of_a_score_count_what_it_lacks_of_a_distribution(excess, text, u
     expected = AnyOrder().of_tokens(trained, *arguments)
     more = x.shape[1] * (np.exp(excess) - 1.0 - excess)
     np.testing.assert_allclose(found.sum(axis=1), expected.sum(axis=1) + more, rtol=1e-5)
-    with pytest.raises(UserError, match="ScoreEntropy of this model is no sum over tokens"):
+    with pytest.raises(UserError, match="ScoreEntropy of this model is not a sum over tokens"):
         splitting(uniform.experiment, ScoreEntropy())
 
 

@@ -27,7 +27,7 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE)
     try:
         assert holder.stdout.readline() == b"held\n"
-        words = f"is in use by process {holder.pid} on .* since 20.*: stop that one"
+        words = f"is in use by process {holder.pid} on .* since 20.*: stop that process"
         with pytest.raises(UserError, match=words), locks.exclusive(place(tmp_path)):
             pass
     finally:

@@ -280,10 +280,16 @@ def array_gone(folder):
     "damage, said",
     [
         (cut, "model.safetensors is cut short: it has .* bytes of"),
-        (pickled, "pytorch_model.bin is a pickle, which runs code when it is read: convert it"),
-        (renamed, "is of no known architecture .*gpt_bigcode.*: known are mdlm, bd3lm, esolm, duo"),
+        (
+            pickled,
+            "pytorch_model.bin is a pickle, which runs code when it is read: if you trust it",
+        ),
+        (
+            renamed,
+            "has an unsupported architecture .*gpt_bigcode.*Supported are mdlm, bd3lm, esolm, duo",
+        ),
         (other_tokenizer, "the tokenizer has 9 symbols, and the model in .* 11: give the one"),
-        (other_size, "config.json says hidden_dim=64, and its arrays have 32"),
+        (other_size, "config.json says hidden_dim=64, but its arrays have 32"),
         (wrong_shape, r"attention/out/kernel, layer 1 has the shape \(16, 32\), and .* \(32, 32\)"),
         (array_gone, "holds no array 'backbone.blocks.1.attn_out.weight'"),
         (shutil.rmtree, "there is no folder"),
@@ -355,30 +361,36 @@ def test_infilling_ends_with_the_text(mdlm):
         (lambda m: m.score(["ab", 1]), "text 1 must be text, not 1"),
         (lambda m: m.score(3), "score takes a text or a list of texts, not 3"),
         (lambda m: m.score(b"ab"), "score takes a text or a list of texts, not b'ab'"),
-        (lambda m: m.score("ab", stride=17), "at most data.length=16, .* give fewer, such as 8,"),
+        (
+            lambda m: m.score("ab", stride=17),
+            "at most data.length=16, .* set it to less, such as 8,",
+        ),
         (lambda m: m.score("ab", label="x"), "label must be the number of a class, .*, not 'x'"),
         (lambda m: m.score("ab", label=True), "label must be the number of a class, .* not True"),
         (lambda m: m.score("ab", label=-2), "label must be .* or -1 for none, not -2"),
-        (lambda m: m.score("ab", label=0), "label=0 is a class, and the network has none"),
+        (lambda m: m.score("ab", label=0), "label=0 is a class, but the network has no"),
         (lambda m: m.token_costs(b"ab"), "token_costs takes text, not b'ab'"),
         (lambda m: m.token_costs("ab", estimates=0), "estimates must be a whole .* not 0"),
         (lambda m: m.token_costs("ab", estimates=1.5), "estimates must be a whole .* not 1.5"),
-        (lambda m: m.token_costs("ab", label=0), "label=0 is a class, and the network has none"),
+        (lambda m: m.token_costs("ab", label=0), "label=0 is a class, but the network has no"),
         (lambda m: m.logits([[0, 1]], at=2), "at=2 must lie between 0 and 1, the last position"),
         (lambda m: m.logits([[0, 1]], at=[0, 1]), "at must be one position, or one for each of 1"),
         (lambda m: m.logits([[0, 1]], at=0.5), "at must be one position"),
-        (lambda m: m.logits([[0, 1], [2]]), "tokens must be numbers, in rows of one length"),
-        (lambda m: m.logits([]), r"tokens are .* not empty; their shape is \(1, 0\)"),
-        (lambda m: m.logits([[[0, 1]]]), r"tokens are \[B, L\] or \[L\].* \(1, 1, 2\)"),
+        (lambda m: m.logits([[0, 1], [2]]), "tokens must be numbers, in rows of equal length"),
+        (lambda m: m.logits([]), r"tokens must .* not be empty, but their shape is \(1, 0\)"),
+        (
+            lambda m: m.logits([[[0, 1]]]),
+            r"tokens must have the shape \[B, L\] or \[L\].* \(1, 1, 2\)",
+        ),
         (lambda m: m.logits([0, -1]), "the token -1 must lie between 0 and"),
         (lambda m: m.logits([[0, 9999]]), "the token 9999 must lie .*, where .* is the mask"),
-        (lambda m: m.logits([0.7, 1.2]), "tokens are whole numbers, not float64"),
+        (lambda m: m.logits([0.7, 1.2]), "tokens must be whole numbers, not float64"),
         (lambda m: m.logits([0, 1], t=7.0), "t=7.0 must lie between 0 and 1"),
-        (lambda m: m.logits([0, 1], t="x"), "t must be numbers, in rows of one length"),
+        (lambda m: m.logits([0, 1], t="x"), "t must be numbers, in rows of equal length"),
         (lambda m: m.logits([[0], [1]], [0, 0, 1]), "t must be .* each of 2 sequences, not"),
         (lambda m: m.logits([[0], [1]], 0, {"label": 1}), r"label'\] must .* \(2,\) for tokens"),
         (lambda m: m.logits([[0, 1]], 0, {"segments": [[0]]}), r"segments'\] .* \(1, 2\) for"),
-        (lambda m: m.logits([[0, 1]], 0, {"segments": [[0, "a"]]}), "must hold numbers in the"),
+        (lambda m: m.logits([[0, 1]], 0, {"segments": [[0, "a"]]}), "must be numbers of the"),
         (lambda m: m.logits([0], 0, [1]), r"context must be a dict of arrays, not \[1\]"),
     ],
 )
@@ -404,7 +416,7 @@ def test_a_model_of_images_takes_no_text(call, images):
 
 def test_a_file_is_no_model(tmp_path):
     (tmp_path / "book.txt").write_text("words")
-    with pytest.raises(UserError, match=r"book\.txt is a file, and neither the folder of a run"):
+    with pytest.raises(UserError, match=r"book\.txt is a file, but must be the folder of a run"):
         md4_jax.load(tmp_path / "book.txt")
 
 

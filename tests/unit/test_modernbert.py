@@ -148,18 +148,18 @@ def test_kinds_of_layers_as_transformers_5_lists_them(tmp_path):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"hidden_activation": "silu"}, "hidden_activation='silu'; only 'gelu' is known"),
-        ({"mlp_bias": True}, "mlp_bias=True; only False is known"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings=False; only True is known"),
-        ({"num_hidden_layers": 6}, "says num_hidden_layers=6, and its arrays have 5"),
-        ({"intermediate_size": 48}, "says intermediate_size=48, and its arrays have 24"),
+        ({"hidden_activation": "silu"}, "hidden_activation='silu'; only 'gelu' is supported"),
+        ({"mlp_bias": True}, "mlp_bias=True; only False is supported"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings=False; only True is supported"),
+        ({"num_hidden_layers": 6}, "says num_hidden_layers=6, but its arrays have 5"),
+        ({"intermediate_size": 48}, "says intermediate_size=48, but its arrays have 24"),
         ({"num_attention_heads": None}, "config.json lacks num_attention_heads"),
         (
             {"rope_parameters": {"full_attention": {"rope_theta": 1.0, "rope_type": "yarn"}}},
-            "rope_parameters.full_attention=.*, which is not known",
+            "rope_parameters.full_attention=.*, which is not supported",
         ),
-        ({"layer_types": ["sliding_attention"] * 5}, "only lists of 5 layers are known in which"),
-        ({"layer_types": ["full_attention"] * 4}, "only lists of 5 layers are known in which"),
+        ({"layer_types": ["sliding_attention"] * 5}, "only 5 layers of which"),
+        ({"layer_types": ["full_attention"] * 4}, "only 5 layers of which"),
     ],
 )
 def test_what_is_not_known_is_refused(changes, said, tmp_path):

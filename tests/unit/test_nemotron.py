@@ -309,9 +309,9 @@ def test_what_was_made_of_it_leaves_with_its_blocks(source, keys, kind, block, c
             "config.json lacks low_freq_factor",
         ),
         ({"sliding_window": 8}, "sliding_window=8"),
-        ({"hidden_size": 64}, "says hidden_size=64, and its arrays have 32"),
-        ({"mask_token_id": 300}, "the mask is 300 .*, and the vocabulary has 128 rows"),
-        ({"model_type": "nemotron_labs_diffusion_vlm"}, "is of no known architecture"),
+        ({"hidden_size": 64}, "says hidden_size=64, but its arrays have 32"),
+        ({"mask_token_id": 300}, "the mask is 300 .*, but must be below .* of 128"),
+        ({"model_type": "nemotron_labs_diffusion_vlm"}, "has an unsupported architecture"),
     ],
 )
 def test_what_is_not_known_is_refused(changes, said, tmp_path):

@@ -164,7 +164,7 @@ def test_a_signal_is_recorded_and_the_next_one_is_not(capfd):
     received = notices.Signals()
     signal.raise_signal(signal.SIGTERM)
     assert received.number == signal.SIGTERM
-    assert "SIGTERM: the run stops after this step and saves" in capfd.readouterr().err
+    assert "SIGTERM: the run saves and stops after this step" in capfd.readouterr().err
     received.release()
     assert signal.getsignal(signal.SIGTERM) == before
 

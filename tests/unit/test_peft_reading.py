@@ -147,19 +147,19 @@ def test_a_base_in_half_precision_is_rounded_once(folders, tmp_path):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"peft_type": "LOHA"}, "peft_type='LOHA': only adapters of the kind 'LORA' are known"),
+        ({"peft_type": "LOHA"}, "peft_type='LOHA': only 'LORA' is supported"),
         ({"use_dora": True}, "use_dora=True: DoRA also changes the norms"),
-        ({"bias": "lora_only"}, "bias='lora_only': biases of the base are trained"),
+        ({"bias": "lora_only"}, "bias='lora_only': biases of the base model are trained"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\]: whole modules"),
-        ({"lora_bias": True}, "lora_bias=True: its matrices have biases"),
+        ({"lora_bias": True}, "lora_bias=True: the matrices of adapters have biases"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out=True"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa', with which PEFT also changes"),
-        ({"some_day": 3}, "some_day=3: what that does is not known here"),
+        ({"some_day": 3}, "some_day=3: this option is not supported"),
         ({"r": 3}, r"lora_A.weight has the shape \(4, 32\), and \(3, 32\) is needed for the rank"),
         ({"r": 0}, "a rank must be a whole number above 0, not 0"),
         ({"lora_alpha": None}, "lora_alpha must be a number, not None"),
         ({"rank_pattern": {"(": 3}}, r"'\(' is not a regular expression"),
-        ({"target_modules": None}, "names no target_modules"),
+        ({"target_modules": None}, "must have target_modules"),
         (
             {"target_modules": ["q_proj"]},
             "adapts model.layers.0.self_attn.v_proj, which is not among",
@@ -219,7 +219,7 @@ def test_an_adapter_of_another_base_is_refused(folders, tmp_path):
     with pytest.raises(UserError, match="holds an adapter alone, of tiny/qwen2: load that"):
         md4_jax.load(folder)
     saved = md4_jax.load(folders["qwen2"]).save(tmp_path / "saved")
-    with pytest.raises(UserError, match="go on a published model, and .*saved is one of this"):
+    with pytest.raises(UserError, match="can only be added to a published model, but .*saved was"):
         md4_jax.load(saved, adapters=folder)
 
 
@@ -227,7 +227,7 @@ def test_an_adapter_of_another_base_is_refused(folders, tmp_path):
     "name, rank, said",
     [
         ("qwen2_lora", 3, "q_proj with the rank 4, and network.lora_rank=3"),
-        ("llama_lora", 3, "adapts lm_head, no layer of attention or feed-forward"),
+        ("llama_lora", 3, "adapts lm_head, which is not a layer of attention or feed-forward"),
     ],
 )
 def test_what_cannot_stand_beside_the_matrices(name, rank, said, folders, tmp_path):
@@ -247,7 +247,7 @@ def test_an_adapter_of_a_head_that_is_not_there(folders, tmp_path):
         held | {"lm_head.weight": held["model.embed_tokens.weight"]}, base / "model.safetensors"
     )
     folder = own_lora(tmp_path / "lora", base, {"lm_head": 2})
-    with pytest.raises(UserError, match="the network has no matrix that is made of lm_head"):
+    with pytest.raises(UserError, match="has an adapter of lm_head, but no matrix"):
         md4_jax.load(base, adapters=folder)
 
 

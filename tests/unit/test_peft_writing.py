@@ -163,7 +163,7 @@ def test_the_base_is_known_as_long_as_it_is_the_base(tmp_path):
     saved = md4_jax.load(model.save(tmp_path / "saved"))
     assert saved.layout.base == str(source)
     merged = md4_jax.load(model.save(tmp_path / "merged", merged=True), config=LORA)
-    said = r"beside its adapters are not known to be those of a published .*base=FOLDER"
+    said = r"other than its adapters may differ from those of every published .*base=FOLDER"
     with pytest.raises(UserError, match=said):
         merged.export(tmp_path / "a", adapters=True)
     told, _ = written(merged.export(tmp_path / "a", adapters=True, base="mine"))
@@ -189,13 +189,13 @@ def test_a_layout_of_an_older_version_says_nothing_of_the_base(tmp_path):
 def test_what_an_adapter_cannot_hold_is_refused(tmp_path):
     source = peer_folder(tmp_path, "llada")
     plain = md4_jax.load(source)
-    with pytest.raises(UserError, match="adapters=True writes adapters, and .*llada has none"):
+    with pytest.raises(UserError, match="adapters=True writes adapters, but .*llada has none"):
         plain.export(tmp_path / "a", adapters=True)
     keys = {**LORA, "train.trainable": "lora|final_norm/"}
     model = dataclasses.replace(md4_jax.load(source, config=keys), step=1)
     with pytest.raises(UserError, match="has also trained final_norm/scale, which a folder of"):
         model.export(tmp_path / "a", adapters=True, base="mine")
-    with pytest.raises(UserError, match="was not made of a published checkpoint, on which"):
+    with pytest.raises(UserError, match="was not made from a published checkpoint, to which"):
         dataclasses.replace(model, layout=None).export(tmp_path / "a", adapters=True)
     flax = md4_jax.load(peer_folder(tmp_path, "md4_text"), config=LORA)
     with pytest.raises(UserError, match=r"md4_text is not a checkpoint of PyTorch \(md4\)"):
@@ -207,7 +207,7 @@ def test_modules_with_the_same_matrices_have_no_adapter_of_their_layer(tmp_path)
     """As encoder and decoder of DiffusionGemma: none is written, and none read."""
     source, module = peer_folder(tmp_path, "diffusiongemma"), "model.decoder.layers.0.mlp.up_proj"
     model = md4_jax.load(source, {"network.lora_rank": 2})
-    said = r"gemma \(diffusion_gemma\) has two modules for each layer, of encoder and decoder"
+    said = r"gemma \(diffusion_gemma\) has two modules for each layer, one of the encoder"
     with pytest.raises(UserError, match=said):
         model.export(tmp_path / "a", adapters=True)
     adapter = own_lora(tmp_path / "lora", source, {module: 2})
@@ -220,7 +220,9 @@ def test_a_causal_base_has_no_mask(tmp_path):
     """So the base with one is written first, and is the base of the adapters."""
     source = peer_folder(tmp_path, "qwen2")
     model = noisy(md4_jax.load(source, config=LORA | DIFFUSION))
-    with pytest.raises(UserError, match="made of the causal .*qwen2, which has no mask: write"):
+    with pytest.raises(
+        UserError, match="made from the causal .*qwen2, which has no mask. First write"
+    ):
         model.export(tmp_path / "a", adapters=True)
     base = md4_jax.load(source, config=DIFFUSION).export(tmp_path / "base")
     folder = model.export(tmp_path / "a", adapters=True, base=str(base))

@@ -53,4 +53,4 @@ def test_a_trace_that_fails_is_given_up_with_one_warning(tmp_path, monkeypatch):
 
     monkeypatch.setattr(jax.profiler, "start_trace", start_trace)
     found, (said,) = traced(tmp_path / "profile", (1, 2), range(1, 4))
-    assert found == [] and said.startswith("warning: log.profile fails: RuntimeError: one is")
+    assert found == [] and said.startswith("warning: log.profile failed: RuntimeError: one is")

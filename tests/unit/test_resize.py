@@ -353,7 +353,7 @@ def test_what_does_not_fit_is_refused(options, message, model):
 def test_chats_are_refused(model):
     from md4_jax.model import answers
 
-    with pytest.raises(UserError, match="which is done by infill"):
+    with pytest.raises(UserError, match="can only be used with infill"):
         answers.drawn(model, [np.array([1])], 2, {})
     from md4_jax.server.actions import Playground
 

@@ -28,7 +28,9 @@ def test_patterns_are_of_texts():
         UserError, match=r"sample\.reward\.pattern='\(' is not a regular expression"
     ):
         Pattern("(")
-    with pytest.raises(UserError, match="'pattern' is for text, and the data of this run are none"):
+    with pytest.raises(
+        UserError, match="'pattern' is only for text, and the data of this run are not"
+    ):
         Pattern("a").check(types.SimpleNamespace(unit="value"))
 
 
@@ -110,5 +112,5 @@ def test_a_sample_that_is_watched_has_no_reward(model):
 @pytest.mark.parametrize("key", ["sample.prompt", "sample.template", "sample.reward.name"])
 def test_what_only_sample_heeds_is_refused_by_load(key):
     """It would be left out of all samples without a word."""
-    with pytest.raises(UserError, match=rf"{key} is of single samples: give it to sample"):
+    with pytest.raises(UserError, match=rf"{key} belongs to single samples: give it to sample"):
         md4_jax.load("anything", {key: "pattern"})

@@ -76,7 +76,7 @@ def test_an_unknown_parameter_is_not_split_and_said_once(mesh, shape, capsys):
     for copy in ("params", "ema", "opt_state/1/0/mu"):
         assert spec_for(f"{copy}/network/mine/new", shape, mesh) == P(*(None,) * len(shape))
     said = capsys.readouterr().err
-    assert said.startswith(f"warning: no rule says how network/mine/new {shape} is split")
+    assert said.startswith(f"warning: no rule says how to split network/mine/new {shape}")
     axes = "'fsdp', 'tensor'" if len(shape) == 2 else "None"
     assert said.count("\n") == 1 and f'(r"mine/new$", P({axes}))' in said
 
@@ -84,7 +84,9 @@ def test_an_unknown_parameter_is_not_split_and_said_once(mesh, shape, capsys):
 @pytest.mark.parametrize("mesh", [MESH, AbstractMesh((2, 4, 1, 1), AXES)])
 @pytest.mark.parametrize("shape", [(513, 512), (3, 512, 512)])
 def test_a_large_unknown_parameter_is_refused_where_others_are_split(mesh, shape):
-    with pytest.raises(UserError, match="no rule says how network/mine/new .* mesh.fsdp=4") as said:
+    with pytest.raises(
+        UserError, match="no rule says how to split network/mine/new .* mesh.fsdp=4"
+    ) as said:
         spec_for("opt_state/mu/network/mine/new", shape, mesh)
     assert """(r"mine/new$", P('fsdp', 'tensor'))""" in str(said.value)
     assert ("mesh.tensor=2" in str(said.value)) == (mesh is MESH)

@@ -129,7 +129,7 @@ def test_guidance_by_a_context_needs_masks(folders, tmp_path):
     for name in ("udlm", "sdar"):
         other = md4_jax.load(peer_folder(tmp_path, name, mask_token_id=123))
         assert continuations.guidance_of(other, 1) == 1.0
-        with pytest.raises(UserError, match="guidance=2 hides the context behind masks"):
+        with pytest.raises(UserError, match="guidance=2 also predicts with the context replaced"):
             continuations.guidance_of(other, 2)
 
 
@@ -173,16 +173,16 @@ def test_one_file_of_a_folder_is_named(tmp_path):
         model = md4_jax.load(folder / f"{name}-1M.safetensors")
         assert model.experiment.network.causal == (name == "smdm_ar")
         assert str(model.origin).endswith(f"{name}-1M.safetensors")
-    with pytest.raises(UserError, match="holds 2 safetensors files .*: name one of the files"):
+    with pytest.raises(UserError, match="holds 2 safetensors files .*: give one of the files"):
         md4_jax.load(folder)
     with pytest.raises(UserError, match="there is no file .*other.safetensors"):
         md4_jax.load(folder / "other.safetensors")
-    with pytest.raises(UserError, match="config.json is a file, and neither the folder"):
+    with pytest.raises(UserError, match="config.json is a file, but must be the folder"):
         md4_jax.load(folder / "config.json")
-    with pytest.raises(UserError, match="smdm-1M.safetensors is a file: name its folder"):
+    with pytest.raises(UserError, match="smdm-1M.safetensors is a file: give its folder"):
         md4_jax.load(folder / "smdm-1M.safetensors", adapters=folder / "smdm-1M.safetensors")
     saved = md4_jax.load(folder / "smdm-1M.safetensors").save(tmp_path / "saved")
-    with pytest.raises(UserError, match="is a file of a model of this package: name its folder"):
+    with pytest.raises(UserError, match="belongs to a model that md4_jax saved: give its folder"):
         md4_jax.load(saved / "model.safetensors")
 
 
@@ -217,7 +217,7 @@ def test_one_file_of_the_hub_is_fetched(name, revision, file, tmp_path, monkeypa
         with pytest.raises(UserError, match="hf:someone/SMDM has no file other.safetensors"):
             md4_jax.load("hf:someone/SMDM/other.safetensors")
     else:
-        with pytest.raises(UserError, match="name one of the files"):
+        with pytest.raises(UserError, match="give one of the files"):
             md4_jax.load(f"hf:{name}")
         assert asked["ignore_patterns"] == ["*/*.safetensors"]
         assert "*.safetensors" in asked["allow_patterns"] and asked["revision"] == revision
@@ -232,11 +232,11 @@ def test_a_name_on_the_hub_that_is_none():
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"n_head": None}, "32 features with .* of 48 are none of the published sizes.*n_head"),
-        ({"parallel_residual": True}, "parallel_residual=True; only False is known"),
-        ({"n_embd": 64}, "says n_embd=64, and its arrays have 32"),
-        ({"n_layer": 3}, "says n_layer=3, and its arrays have 2"),
-        ({"intermediate_size": 9}, "says intermediate_size=9, and its arrays have 48"),
+        ({"n_head": None}, "32 features with .* of 48 are not one of them.*n_head"),
+        ({"parallel_residual": True}, "parallel_residual=True; only False is supported"),
+        ({"n_embd": 64}, "says n_embd=64, but its arrays have 32"),
+        ({"n_layer": 3}, "says n_layer=3, but its arrays have 2"),
+        ({"intermediate_size": 9}, "says intermediate_size=9, but its arrays have 48"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, said, tmp_path):
@@ -247,7 +247,9 @@ def test_what_does_not_fit_is_refused(changes, said, tmp_path):
 def test_adapters_of_peft_are_refused(folders, tmp_path):
     """Queries, keys and values of each group alternate in one matrix."""
     adapter = own_lora(tmp_path / "lora", folders["smdm"], {"transformer.h.0.attn.proj": 2})
-    with pytest.raises(UserError, match="attention/query is not made of whole rows of one matrix"):
+    with pytest.raises(
+        UserError, match="attention/query does not consist of whole rows of one matrix"
+    ):
         md4_jax.load(folders["smdm"], {"network.lora_rank": 2}, adapters=adapter)
 
 

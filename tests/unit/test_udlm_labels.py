@@ -78,9 +78,9 @@ def test_it_is_scored_and_sampled_with_a_label(model):
 @pytest.mark.parametrize(
     "name, changes, said",
     [
-        (NAME, {"cfg": False}, "says cfg=False, and its arrays have the vectors of 3 classes"),
-        ("udlm", {"cfg": True}, "says cfg=True, and its arrays have the vectors of 0 classes"),
-        (NAME, {"cfg_num_classes": 5}, "says cfg_num_classes=5, and its arrays have 3"),
+        (NAME, {"cfg": False}, "says cfg=False, but its arrays have vectors for 3 classes"),
+        ("udlm", {"cfg": True}, "says cfg=True, but its arrays have vectors for 0 classes"),
+        (NAME, {"cfg_num_classes": 5}, "says cfg_num_classes=5, but its arrays have 3"),
     ],
 )
 def test_config_and_arrays_must_agree_on_labels(name, changes, said, tmp_path):

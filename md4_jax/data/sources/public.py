@@ -69,9 +69,9 @@ class PublicText:
             )
         if self.prompt_key and not self.messages_key:
             raise UserError(
-                f"data.prompt_key={self.prompt_key!r} needs data.messages_key: with "
-                "data.name=public it is the key of the messages before those of data.messages_key. For "
-                "plain prompts and answers use data.name=text and data.path"
+                f"data.prompt_key={self.prompt_key!r} needs data.messages_key: it is here the key "
+                "of the messages before those of data.messages_key. For plain prompts and "
+                "answers use data.name=text and data.path"
             )
         check_messages(self)
 

@@ -551,7 +551,7 @@ def zero_shot_error(tokenizer, path: str, **options) -> str:
 
 def test_zero_shot_advises_what_helps_against_each_error(tmp_path, monkeypatch):
     monkeypatch.setenv("MD4_JAX_CACHE", str(tmp_path / "cache"))
-    add = "Add its file, leave ptb out of sets, or choose another split by evals.z.split"
+    add = "Add its file, remove ptb from evals.z.sets, or choose another split by evals.z.split"
     start, nothing = f"evals.z: ptb in {tmp_path}/ptb: ", "has 0 tokens. "
     missing = zero_shot_error(Bytes(), str(tmp_path))
     assert missing == f"{start}the validation split {nothing}{add}"

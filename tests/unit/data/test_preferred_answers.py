@@ -151,7 +151,7 @@ def test_keys_that_do_not_go_together(corpus):
         corpus(pairs, rejected_key="bad").sizes(["train"])
     with pytest.raises(UserError, match="set data.prompt_key .* or data.messages_key to the key"):
         PublicText("me/pairs", rejected_key="bad")
-    with pytest.raises(UserError, match="needs data.messages_key: with data.name=public"):
+    with pytest.raises(UserError, match="needs data.messages_key: it is here"):
         PublicText("me/pairs", prompt_key="prompt", rejected_key="bad")
 
 
