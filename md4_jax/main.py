@@ -89,7 +89,7 @@ def main() -> None:
     except UserError as error:
         code = streams.print_user_error(error)
     except KeyboardInterrupt:  # the training loop handles its own
-        print("interrupted: give the same command again to go on", file=sys.stderr)
+        print("interrupted: repeat the command to continue", file=sys.stderr)
         code = 130
     except Exception as error:
         code = distributed.fault(error)

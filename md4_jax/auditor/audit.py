@@ -108,17 +108,17 @@ class Audit:
 def why_not(objective: Any, process: Any) -> str:
     """Returns the reason why an objective cannot be audited with this process; '' if it can."""
     if objective.needs.gaps:
-        return "its texts have any length, and the auditor enumerates those of one"
+        return "its texts have different lengths, but the auditor enumerates texts of one length"
     if objective.needs.hides:
-        return "its texts get longer and shorter, and it is for training only"
+        return "its texts change their length, and it is only for training, not a bound"
     if objective.needs.teacher:
-        return "it learns from another model, and is for training only"
+        return "it learns from a teacher and is only for training, not a bound"
     if objective.needs.classifies:
-        return "it learns classes, and is for training only"
+        return "it trains a classifier, not a model of texts"
     if objective.needs.rewards:
-        return "it learns from rewards of samples, and is for training only"
+        return "it learns from rewards of samples and is only for training, not a bound"
     if isinstance(process, ObservesMasks):
-        return "its network reads Gaussian noise, and the auditor's denoisers are tables of symbols"
+        return "its network reads Gaussian noise, but the auditor's denoisers only read symbols"
     return ""
 
 

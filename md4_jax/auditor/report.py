@@ -36,7 +36,7 @@ def verdict(audit: Audit) -> str:
         found = "a bound of -log p, but no denoiser reaches the entropy: terms count too much"
     else:
         found = "a bound of -log p, and tight on independent data"
-    return found if audit.claims else f"{found}; the objective says itself that it is no bound"
+    return found if audit.claims else f"{found}; the objective itself does not claim to be a bound"
 
 
 def numbers(audit: Audit) -> dict[str, Any]:

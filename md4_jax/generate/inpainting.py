@@ -26,7 +26,9 @@ def prompts(options: PromptOptions, domain: Any, example: Example | None) -> lis
     """
     for key in OF_TEXT:
         if getattr(options, key):
-            raise UserError(f"sample.{key} is for text; this run has images: use sample.inpaint")
+            raise UserError(
+                f"sample.{key} is only for text, and this run has images: use sample.inpaint"
+            )
     _check(options)
     length = int(np.prod(domain.shape))
     if not (options.inpaint or options.image_from):
@@ -49,9 +51,13 @@ def _check(options: PromptOptions) -> None:
     image = next((key for key in OF_IMAGES[:2] if getattr(options, key)), "")
     region = next((key for key in OF_IMAGES[2:] if getattr(options, key)), "")
     if image and not region:
-        raise UserError(f"sample.{image} needs what to fill: sample.mask or sample.box")
+        raise UserError(
+            f"sample.{image} also needs the region to fill: set sample.mask or sample.box"
+        )
     if region and not image:
-        raise UserError(f"sample.{region} needs an image: sample.inpaint or sample.image_from")
+        raise UserError(
+            f"sample.{region} also needs an image: set sample.inpaint or sample.image_from"
+        )
     if options.box:
         _box(options)
     if options.image_from:
@@ -63,8 +69,8 @@ def _box(options: PromptOptions) -> tuple[int, int, int, int]:
     parts = [part.strip() for part in options.box.split(",")]
     if len(parts) != 4 or not all(part.isdecimal() for part in parts) or "0" in parts[2:]:
         raise UserError(
-            f"sample.box={options.box} must be four whole numbers: top and left from 0 on, then "
-            "height and width of at least 1, such as 4,0,4,8"
+            f"sample.box={options.box} must be four whole numbers: top and left of at least 0, "
+            "then height and width of at least 1, such as 4,0,4,8"
         )
     top, left, height, width = map(int, parts)
     return top, left, height, width
@@ -89,8 +95,8 @@ def _to_fill(options: PromptOptions, domain: Any) -> np.ndarray:
     top, left, rows, columns = _box(options)
     if top + rows > height or left + columns > width:
         raise UserError(
-            f"sample.box={options.box} (top, left, height, width) ends at row "
-            f"{top + rows} and column {left + columns}; the images have {height} x {width} pixels"
+            f"sample.box={options.box} (top, left, height, width) ends at row {top + rows} and "
+            f"column {left + columns}, but the images have only {height} x {width} pixels"
         )
     found = np.zeros((height, width), bool)
     found[top : top + rows, left : left + columns] = True
@@ -107,7 +113,7 @@ def _image(path: str, key: str, domain: Any) -> np.ndarray:
         raise UserError(f"{key}={path} cannot be read as an image: {error}") from error
     if values.shape[:2] != (height, width):
         raise UserError(
-            f"{key}={path} has {values.shape[0]} x {values.shape[1]} pixels (height x width), and "
+            f"{key}={path} has {values.shape[0]} x {values.shape[1]} pixels (height x width), but "
             f"the images of this run have {height} x {width}"
         )
     return values.reshape(domain.shape)

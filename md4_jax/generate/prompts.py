@@ -45,9 +45,9 @@ def _closed(prompt: Prompt, absent: int) -> Prompt:
     behind = prompt.tokens < 0
     if not np.any(~prompt.mask & ~behind):
         raise UserError(
-            "the text has no gap: mark the masks that it begins with by the blanks of "
-            "sample.template, '_' each, or give sample.prompt and sample.suffix, between which "
-            "there are sample.masks"
+            "the text has no gap to fill: mark the masks with which it begins as blanks '_' in "
+            "sample.template, or give sample.prompt and sample.suffix, between which "
+            "sample.masks masks are put"
         )
     return Prompt(np.where(behind, absent, prompt.tokens).astype(np.int32), prompt.mask | behind)
 
@@ -61,7 +61,9 @@ def _templates(
         return inpainting.prompts(options, domain, example)
     for key in inpainting.OF_IMAGES:
         if getattr(options, key):
-            raise UserError(f"sample.{key} is for images; this run has text: use sample.template")
+            raise UserError(
+                f"sample.{key} is only for images, and this run has text: use sample.template"
+            )
     if options.templates:
         where = f"of sample.templates={options.templates}"
         return [
@@ -96,20 +98,20 @@ def remarks(options: PromptOptions, prompts: Sequence[Prompt], is_exact: bool) -
     said = []
     if not is_exact and any(np.asarray(prompt.mask).any() for prompt in prompts):
         said.append(
-            "samples follow a prompt only approximately with this kind of noise, since the network "
-            "reads it with noise; a model of masks, or one trained on pairs of prompts and "
-            "answers, follows it exactly (docs/samplers.md)"
+            "with this kind of noise samples follow a prompt only approximately, because the "
+            "network reads the prompt with noise. A masked model, or one trained on pairs of "
+            "prompts and answers, follows it exactly (docs/samplers.md)"
         )
     if options.template and options.blank not in options.template:
         said.append(
-            f"sample.template has no blank {options.blank!r}: samples only begin with it, as with "
-            "sample.prompt"
+            f"sample.template has no blank {options.blank!r}: the template is only the beginning "
+            "of samples, as sample.prompt would be"
         )
     full = [prompt for prompt in prompts if np.asarray(prompt.mask).all()]
     if full:
         said.append(
-            f"all {full[0].mask.size} tokens of a sample are given, so that nothing is drawn: "
-            "give fewer, or raise sample.length"
+            f"all {full[0].mask.size} tokens of a sample are given, so nothing is drawn: give "
+            "fewer tokens, or raise sample.length"
         )
     return said
 
@@ -119,9 +121,9 @@ def check_beginnings(prompts: Iterable[Prompt]) -> None:
     for prompt in prompts:
         if (np.diff(np.asarray(prompt.mask, np.int8)) > 0).any():
             raise UserError(
-                "texts of this model grow, so that a prompt is the beginning of a text: leave out "
-                "sample.suffix and all text behind a blank of sample.template, or take a model "
-                "with process.name='masking'"
+                "texts of this model grow to the right, so only the beginning of a text can be "
+                "given: remove sample.suffix and all text after a blank of sample.template, or "
+                "use a model with process.name='masking'"
             )
 
 

@@ -175,5 +175,6 @@ def _is_half(tensors: Tensors, base: float, size: int) -> bool:
         if stored.shape == formula.shape and np.allclose(stored, formula, rtol=1e-6, atol=0):
             return half
     raise UserError(
-        f"{tensors.folder}: the angles {name!r} are not base^(-2 i / {size}) with rope_theta={base}"
+        f"{tensors.folder}: the rotary frequencies {name!r} are not base^(-2 i / {size}) with "
+        f"base rope_theta={base}"
     )

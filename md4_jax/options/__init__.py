@@ -180,8 +180,8 @@ class SampleOptions:
                 raise UserError(f"sample.{name} must be at least 1, not {getattr(self, name)}")
         if self.steps > MOST_STEPS:
             raise UserError(
-                f"sample.steps must be at most {MOST_STEPS}, not {self.steps}: times in float32 "
-                "are no finer"
+                f"sample.steps must be at most {MOST_STEPS}, not {self.steps}: float32 cannot "
+                "represent more different times"
             )
         for name in ("length", "stride", "block", "memory", "min_entropy"):
             if getattr(self, name) < 0:
@@ -275,7 +275,9 @@ class EvalOptions:
 
     def __post_init__(self):
         if self.checkpoint not in ("newest", "best") and not str(self.checkpoint).isdecimal():
-            raise UserError(f"eval.checkpoint must be newest, best or a step: {self.checkpoint!r}")
+            raise UserError(
+                f"eval.checkpoint must be newest, best or a step, not {self.checkpoint!r}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

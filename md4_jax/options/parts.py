@@ -23,7 +23,10 @@ class _Parts:
     def check(self, section: str, known: tuple[str, ...]) -> None:
         for part in self.chosen:
             if part not in known:
-                raise UserError(f"{section}.parts has {part!r}; the parts are {', '.join(known)}")
+                raise UserError(
+                    f"{section}.parts contains the unknown part {part!r}. Known are "
+                    f"{', '.join(known)}"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +55,7 @@ class BenchOptions(_Parts):
             if getattr(self, key) < 0:
                 raise UserError(f"bench.{key} must not be negative, not {getattr(self, key)}")
         if self.random_tokens and "data" in self.chosen:
-            raise UserError("bench.random_tokens uses no data: leave data out of bench.parts")
+            raise UserError("bench.random_tokens uses no data: remove data from bench.parts")
 
 
 @dataclasses.dataclass(frozen=True)

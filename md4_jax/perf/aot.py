@@ -167,9 +167,9 @@ def _compiled(
     except jax.errors.JaxRuntimeError as error:
         if str(error).startswith("INTERNAL"):
             raise UserError(
-                f"XLA failed: {str(error).splitlines()[0][:200]}. If the chips' library is not "
-                f"the one that jax {jax.__version__} asks for: pip install "
-                f"'jax[tpu]=={jax.__version__}', or cuda13 in place of tpu"
+                f"XLA failed: {str(error).splitlines()[0][:200]}. If the TPU or GPU library does "
+                f"not match jax {jax.__version__}, run pip install 'jax[tpu]=={jax.__version__}', "
+                "with cuda13 instead of tpu for a GPU"
             ) from error
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -228,8 +228,8 @@ def check_fits(plans: Mapping[str, Plan], chip: Chip, experiment: Experiment) ->
     name, worst = max(plans.items(), key=lambda item: item[1].memory)
     if worst.memory > chip.memory:
         raise UserError(
-            f"the {name} program needs {worst.memory / 2**30:.1f} GiB on each chip, which has "
-            f"{chip.memory / 2**30:.0f}: {worst.arguments / 2**30:.1f} arguments, "
+            f"the {name} program needs {worst.memory / 2**30:.1f} GiB on each chip, but a chip "
+            f"has {chip.memory / 2**30:.0f}: {worst.arguments / 2**30:.1f} arguments, "
             f"{worst.outputs / 2**30:.1f} outputs and {worst.temporaries / 2**30:.1f} "
             "temporaries. " + remedies(experiment)
         )

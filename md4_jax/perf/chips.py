@@ -73,7 +73,7 @@ def devices_of(topology: str) -> list:
         here = jax.devices("cpu")
         if not shape.isdigit() or not 0 < int(shape) <= len(here):
             raise UserError(
-                f"--topology {topology} needs {shape or 'a number of'} devices and there are "
+                f"--topology {topology} needs {shape or 'a number of'} devices, but there are "
                 f"{len(here)}: set the environment variable "
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={shape or 8}"
             )
@@ -89,9 +89,9 @@ def devices_of(topology: str) -> list:
         default = " (the default)" if topology == PlanOptions.topology else ""
         known = ", ".join(f"{name}:8" for name in TARGETS)
         raise UserError(
-            f"--topology {topology}{default}: {first}. They look like v5e:16x16, v5p:4x4x8, "
-            f"v6e:8x8, {known} or cpu:8. Those of TPUs need pip "
-            "install libtpu, those of GPUs pip install 'jax[cuda13]', on any machine"
+            f"--topology {topology}{default}: {first}. A topology is given as v5e:16x16, "
+            f"v5p:4x4x8, v6e:8x8, {known} or cpu:8. TPUs need pip install libtpu and GPUs pip "
+            "install 'jax[cuda13]', on any machine"
         ) from error
 
 

@@ -57,13 +57,13 @@ def sample_rows(experiment: Experiment) -> int:
     """
     if experiment.network.classifies:
         raise UserError(
-            "a classifier draws no samples: leave `sample` out of bench.parts and plan.parts"
+            "a classifier cannot generate samples: remove `sample` from bench.parts and plan.parts"
         )
     if experiment.steering is not None:
         name = experiment.config["sample"]["reward"]["name"]
         raise UserError(
-            f"sample.reward.name={name!r} calls a function on the host between steps, which is no "
-            "part of what is timed or planned: set sample.reward.name=none here"
+            f"sample.reward.name={name!r} calls a function on the host between steps, which is "
+            "not included in what is timed or planned: set sample.reward.name=none here"
         )
     guide = experiment.guide
     if guide is not None and guide.network is None:

@@ -31,8 +31,8 @@ def check_shown(platform: str, flags: str) -> None:
     """Raises UserError if operations run in CUDA graphs, which hide them in a trace."""
     if platform == "gpu" and GRAPHS not in flags.split():
         raise UserError(
-            f"bench.names on a GPU needs XLA_FLAGS={GRAPHS} in front of the command: operations in "
-            "CUDA graphs have no names (without graphs a step takes some percent longer)"
+            f"bench.names on a GPU needs XLA_FLAGS={GRAPHS} before the command: operations in "
+            "CUDA graphs have no names (without graphs a step takes a few percent longer)"
         )
 
 

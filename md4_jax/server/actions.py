@@ -36,11 +36,11 @@ SETTINGS = (
 def _offered(model: Any) -> list[str]:
     """Returns the compatible samplers; UserError for a model that the page cannot use."""
     if model.experiment.network.classifies:
-        raise UserError(f"{model.origin} is a classifier, which draws no samples")
+        raise UserError(f"{model.origin} is a classifier and cannot generate samples")
     if model.experiment.sampler_step.needs.hides:
         raise UserError(
-            f"{model.origin} draws texts that change their length, for which the page has no "
-            "place: use Model.infill or Model.watch"
+            f"{model.origin} draws texts that change their length, which the page does not "
+            "support: use Model.infill or Model.watch"
         )
     return model.samplers()
 
@@ -117,8 +117,8 @@ class Playground:
         text = fields.text(asked, "text")
         if BLANK in text:
             raise UserError(
-                f"each {BLANK!r} is a hidden token, and what a token costs depends on all others: "
-                "put text in its place, or leave it out"
+                f"each {BLANK!r} is a hidden token, but the cost of a token depends on all other "
+                "tokens: replace it by text, or remove it"
             )
         found = self._model.token_costs(text, label=self._label(asked))
         return {
@@ -215,8 +215,8 @@ class Playground:
         ids = self._encoded(fields.text(asked, "text"))
         if len(ids) > length:
             raise UserError(
-                f"the text has {len(ids)} {self.facts['unit']}, and the length is {length}: "
-                "shorten the text or choose a longer length"
+                f"the text has {len(ids)} {self.facts['unit']}, but the length is {length}: "
+                "shorten the text or choose a greater length"
             )
         hidden = fields.places(asked, "hidden", len(ids)) | np.array([i is None for i in ids], bool)
         rest = length - len(ids)

@@ -45,8 +45,8 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-BUSY = f"the model has {MOST_AT_ONCE} requests already: try again in a moment"
-FAILED = "the model failed; the terminal of the server says why"
+BUSY = f"the model already has {MOST_AT_ONCE} requests: try again in a moment"
+FAILED = "the model failed; the server's terminal shows the reason"
 
 
 def application(playground: Playground, hosts: Iterable[str] = ()) -> ASGIApp:
@@ -215,7 +215,7 @@ async def _json(request: Request) -> Any:
     except ClientDisconnect as error:
         raise HTTPException(400, "the request was cut short") from error
     except (ValueError, RecursionError) as error:
-        raise HTTPException(400, "the request is no JSON") from error
+        raise HTTPException(400, "the request is not valid JSON") from error
 
 
 async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:
@@ -238,7 +238,7 @@ def _sentence(status: int, text: str, headers: Any = None) -> JSONResponse:
 
 
 def _too_large_text() -> str:
-    return f"a request may have {MOST_BYTES // 1024} KiB at most"
+    return f"a request may have at most {MOST_BYTES // 1024} KiB"
 
 
 def _too_large() -> JSONResponse:

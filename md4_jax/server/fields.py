@@ -30,7 +30,7 @@ def text(asked: Asked, key: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        said = f"{key} holds half of a surrogate pair, which is not a character"
+        said = f"{key} contains half of a surrogate pair, which is not a character"
         raise UserError(said) from error
     return value
 

@@ -31,8 +31,8 @@ def run(load: Callable[[], Any], name: str, host: str, port: int) -> int:
         print(f"playground of {name}: http://{shown}:{number}   (Ctrl-C ends it)", flush=True)
         if not is_local(host):
             print(
-                f"warning: --host {host} lets every machine that reaches this one use the model; "
-                "there is no password",
+                f"warning: --host {host} lets every machine that can connect to this one use the "
+                "model without a password",
                 file=sys.stderr,
             )
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
@@ -67,7 +67,7 @@ def bound(host: str, port: int) -> socket.socket:
         listening.close()
         why = str(error).rstrip(".")
         raise UserError(
-            f"--host {host} --port {port} cannot be used: {why}. --port 0 takes a free one"
+            f"--host {host} --port {port} cannot be used: {why}. --port 0 uses any free port"
         ) from error
     return listening
 

@@ -45,7 +45,7 @@ def test_random_tokens_stand_for_any_vocabulary(run, tiny):
     [
         ("bench.parts=trian", "bench.parts has 'trian'; the parts are train, eval, sample, data"),
         ("bench.windows=0", "bench.windows must be at least 1, not 0"),
-        ("bench.random_tokens=9", "leave data out of bench.parts"),
+        ("bench.random_tokens=9", "remove data from bench.parts"),
     ],
 )
 def test_impossible_settings(run, tiny, words, message):

@@ -70,7 +70,7 @@ def test_inpainting_and_paths_from_the_command_line(digits, run, tmp_path):
         assert len(list((workdir / "samples").glob(f"*{ending}"))) == 1
     Image.fromarray(arrays[0, :, :, 0] * 15).save(tmp_path / "image.png")
     for key, value, words in (
-        ("sample.inpaint", tmp_path / "image.png", "needs what to fill"),
+        ("sample.inpaint", tmp_path / "image.png", "also needs the region to fill"),
         ("sample.box", "0,0,9,9", "needs an image"),
         ("sample.length", "128", "this run has images of 64 values"),
         ("sample.stride", "8", "this run has images of 64 values"),

@@ -58,6 +58,6 @@ def test_the_notebooks_run(tmp_path, tiny, run, monkeypatch, capsys):
     del sys.modules["focal"]
     assert "ROMEO:" in said["train_and_sample"] and "2 calls: " in said["train_and_sample"]
     assert "its letters shuffled" in said["score_and_infill"]
-    assert "not a bound of -log p; the objective says itself" in said["own_objective"]
+    assert "not a bound of -log p; the objective itself does not claim" in said["own_objective"]
     for model in ("focal loss   <= ", "quickstart   <= "):
         assert model in said["own_objective"]

@@ -103,7 +103,7 @@ def test_a_training_loss_that_says_so_passes():
     short = Masking(3, Clipped(Linear(), 0.2))
     found = audit(MD4(), short, problems=((3, 2),), steps=5)
     assert found.passed and not found.claims and not found.is_bound
-    assert "the objective says itself that it is no bound" in text(found)
+    assert "the objective itself does not claim to be a bound" in text(found)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -159,8 +159,8 @@ def test_samples_have_their_own_lengths_and_begin_with_the_prompt(name):
             dict(sample__reward__name="pattern", sample__reward__pattern="a"),
             "sample.reward.name='pattern' cannot be combined with network.gaps=True",
         ),
-        (dict(sample__suffix="the"), "a prompt is the beginning of a text"),
-        (dict(sample__template="a_b"), "a prompt is the beginning of a text"),
+        (dict(sample__suffix="the"), "only the beginning of a text can be given"),
+        (dict(sample__template="a_b"), "only the beginning of a text can be given"),
         (
             dict(data__separate_documents=True),
             "data.separate_documents=True packs several documents",
@@ -180,7 +180,7 @@ def test_what_is_refused_at_the_start(changes, words):
         (dict(network__time_conditioning=False), "needs network.time_conditioning=True"),
         (dict(objective__name="flexmdm"), "needs process.name='insertion', not 'deletion'"),
         (dict(sample__name="insert"), "sample.name='insert' needs process.name='insertion'"),
-        (dict(sample__suffix="the"), "a prompt is the beginning of a text"),
+        (dict(sample__suffix="the"), "only the beginning of a text can be given"),
     ],
 )
 def test_what_is_refused_with_insertions_of_tokens(changes, words):

@@ -194,9 +194,15 @@ def test_examples_of_the_data():
 @pytest.mark.parametrize(
     "options, words",
     [
-        (dict(inpaint="a.png"), "sample.inpaint needs what to fill: sample.mask or sample.box"),
-        (dict(image_from="test:1"), "sample.image_from needs what to fill"),
-        (dict(box="0,0,1,1"), "sample.box needs an image: sample.inpaint or sample.image_from"),
+        (
+            dict(inpaint="a.png"),
+            "sample.inpaint also needs the region to fill: set sample.mask or sample.box",
+        ),
+        (dict(image_from="test:1"), "sample.image_from also needs the region to fill"),
+        (
+            dict(box="0,0,1,1"),
+            "sample.box also needs an image: set sample.inpaint or sample.image_from",
+        ),
         (dict(mask="a.png"), "sample.mask needs an image"),
         (dict(inpaint="a", image_from="test:1"), "inpaint cannot be combined with sample.image_"),
         (dict(inpaint="a", mask="b", box="0,0,1,1"), "mask cannot be combined with sample.box"),
@@ -209,7 +215,7 @@ def test_examples_of_the_data():
         (dict(image_from="test", box="0,0,1,1"), "such as test:3 or test:0,3,7"),
         (dict(image_from="test:-1", box="0,0,1,1"), "image_from=test:-1 must be"),
         (dict(inpaint="no.png", box="0,0,1,1"), "sample.inpaint=no.png cannot be read as an"),
-        (dict(prompt="To be"), "sample.prompt is for text; this run has images"),
+        (dict(prompt="To be"), "sample.prompt is only for text, and this run has images"),
         (dict(template="_"), "sample.template is for text"),
     ],
 )
@@ -226,5 +232,5 @@ def test_sizes_are_named(image):
 
 
 def test_text_takes_no_image():
-    with pytest.raises(UserError, match="sample.box is for images; this run has text"):
+    with pytest.raises(UserError, match="sample.box is only for images, and this run has text"):
         templates(PromptOptions(box="0,0,1,1"), Bytes(), 8)

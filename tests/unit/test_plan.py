@@ -88,7 +88,11 @@ def test_a_topology_that_there_is_not(topology, monkeypatch):
     monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", missing)
     with pytest.raises(UserError, match=f"--topology {topology}[: ]") as found:
         devices_of(topology)
-    said = "set the environment variable XLA_FLAGS=" if topology[:3] == "cpu" else "They look like"
+    said = (
+        "set the environment variable XLA_FLAGS="
+        if topology[:3] == "cpu"
+        else "A topology is given as"
+    )
     assert said in str(found.value) and "(the default)" not in str(found.value)
     with pytest.raises(UserError, match=r"^--topology v5e:8x8 \(the default\): no such thing\. "):
         devices_of("v5e:8x8")

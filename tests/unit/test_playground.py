@@ -351,7 +351,7 @@ def test_only_the_files_of_the_page_can_be_read(path, text):
         ({"text": 3}, "text must be text, not 3"),
         ({"text": "\ud800"}, "half of a surrogate pair"),
         ({"text": "a" * 33}, "the text has 33 characters, and the length is 32"),
-        ({"text": "a" * 17, "length": 16}, "choose a longer length"),
+        ({"text": "a" * 17, "length": 16}, "choose a greater length"),
         ({"label": 2}, "label must be a whole number from -1 to 1"),
         ({"sampler": "left_to_right"}, "sampler must be one of ancestral"),
         ({"sampler": ["remask"]}, "sampler must be one of ancestral"),
@@ -506,7 +506,7 @@ def test_addresses():
         port = taken.getsockname()[1]
         # It listens before its address is printed: who connects at once waits, and is not refused.
         socket.create_connection(("127.0.0.1", port), timeout=10).close()
-        with pytest.raises(UserError, match=f"--port {port} cannot be used.*--port 0 takes"):
+        with pytest.raises(UserError, match=f"--port {port} cannot be used.*--port 0 uses"):
             serving.bound("127.0.0.1", port)
     with pytest.raises(UserError, match="cannot be used"):
         serving.bound("127.0.0.1", 99_999)

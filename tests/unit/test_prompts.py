@@ -34,11 +34,11 @@ def test_what_a_user_may_not_have_meant_is_said():
     )
     assert said(4, template="a_b") == said(4, prompt="abc") == said(4) == []
     (remark,) = said(4, template="abc")
-    assert "sample.template has no blank '_': samples only begin with it" in remark
+    assert "sample.template has no blank '_': the template is only the beginning" in remark
     (remark,) = said(4, prompt="ab", suffix="cd")
-    assert "all 4 tokens of a sample are given, so that nothing is drawn" in remark
+    assert "all 4 tokens of a sample are given, so nothing is drawn" in remark
     (remark,) = said(4, is_exact=False, suffix="d")
-    assert "samples follow a prompt only approximately with this kind of noise" in remark
+    assert "with this kind of noise samples follow a prompt only approximately" in remark
     assert said(4, is_exact=False) == []
 
 

@@ -357,7 +357,7 @@ def test_chats_are_refused(model):
         answers.drawn(model, [np.array([1])], 2, {})
     from md4_jax.server.actions import Playground
 
-    with pytest.raises(UserError, match="for which the page has no place"):
+    with pytest.raises(UserError, match="which the page does not support"):
         Playground(model, "texts")
 
 
