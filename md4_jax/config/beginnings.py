@@ -71,7 +71,7 @@ def _made(experiment: Experiment, say: Callable[[str], None]) -> Callable[[Param
     new = {path for path in own.keys() - its.keys() if is_adapter(experiment.network, path)}
     if {path: shape for path, shape in own.items() if path not in new} != its:
         raise UserError(
-            f"train.initial={asked} has a network with other parameters than this run:  "
+            f"train.initial={asked} has a network with other parameters than this run: "
             f"{_difference(experiment, other)}"
         )
     changed = _changed(experiment, other)

@@ -56,7 +56,7 @@ def check_guide(experiment: Experiment) -> None:
         )
     if clean_prompts(sections["data"]) and not experiment.process.shows_clean:
         raise UserError(
-            f"{said} was trained on texts with noise everywhere, but this model has clean prompts "
+            f"{said} would read prompts with noise, but this model has clean prompts "
             "(data.prompt_key or data.messages_key): set sample.classifier=''"
         )
     check_whole(experiment, said, "sample.classifier empty")

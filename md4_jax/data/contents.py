@@ -79,15 +79,15 @@ def damage(path: pathlib.Path, facts: Mapping[str, Any]) -> str:
     try:
         written = json.loads(record(path).read_text())
     except (OSError, ValueError, RecursionError):
-        return "the file with its size and checksum is missing or unreadable"
+        return "the record of its size and checksum is missing or unreadable"
     if not isinstance(written, dict):
-        return "the file with its size and checksum is damaged"
+        return "the record of its size and checksum is damaged"
     size, crc, largest = measured(version(path), facts["dtype"])
     item = np.dtype(facts["dtype"]).itemsize
     tokens = size / item if size % item else size // item
     for name, value in {**facts, "tokens": tokens, "crc32": crc}.items():
         if written.get(name) != value:
-            return f"{name} is {value}, but was {written.get(name)} when it was written"
+            return f"{name} is {value}, not {written.get(name)} as when it was written"
     if largest >= facts["vocab_size"]:
         return f"it has the id {largest}, and the vocabulary ends at {facts['vocab_size'] - 1}"
     return ""

@@ -101,12 +101,12 @@ class Prepared(NamedTuple):
             return "the lengths of its documents are cut short"
         size = path.stat().length / np.dtype(self.dtype).itemsize
         if size != shard.tokens:
-            return f"tokens is {size:g}, but was {shard.tokens} when it was written"
+            return f"tokens is {size:g}, not {shard.tokens} as when it was written"
         if is_remote(path):
             return ""
         _, crc, largest = contents.measured(version(path), self.dtype)
         if crc != shard.crc32:
-            return f"crc32 is {crc}, but was {shard.crc32} when it was written"
+            return f"crc32 is {crc}, not {shard.crc32} as when it was written"
         if largest >= self.vocab_size:
             return f"it has the id {largest}, and the vocabulary ends at {self.vocab_size - 1}"
         return ""

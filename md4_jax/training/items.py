@@ -113,7 +113,7 @@ OTHER_TYPE = (
 )
 # Orbax's message for an item without a requested array.
 NAMES = "tree structures do not match"
-OTHER_NAMES = "it lacks an array that the network of this config has.  "
+OTHER_NAMES = "it lacks an array that the network of this config has. "
 # The system's message for a full disk; the caller's message names the disk.
 FULL = ("No space left on device", "Disk quota exceeded")
 

@@ -310,7 +310,7 @@ def test_an_evaluator_has_not_the_name_of_the_loss():
     experiment = build.experiment(config, TOKENIZER)
     for kept in (None, changed()):
         with pytest.raises(
-            UserError, match=r"evals.train: .* choose another name, such as evals.train_"
+            UserError, match=r"evals.train .* choose another name, such as evals.train_"
         ):
             check_training(experiment, kept)
     check_training(experiment, config)

@@ -184,9 +184,9 @@ def test_blocks_after_the_end_of_a_turn_are_not_drawn(talker, monkeypatch):
     "messages, options, said",
     [
         ([{"role": "robot", "content": "hi"}], {}, "the chat, message 1: the role 'robot' is not"),
-        ([{"role": "user", "content": ["hi"]}], {}, "message 1: 'content' holds no text but a li"),
-        ({"role": "user", "content": "hi"}, {}, "the chat holds no conversation, .* but a dict"),
-        ([], {}, "the chat holds no conversation, a list of messages, but an empty list"),
+        ([{"role": "user", "content": ["hi"]}], {}, "message 1: 'content' must be text, not a li"),
+        ({"role": "user", "content": "hi"}, {}, "the chat must be a conversation, .* not a dict"),
+        ([], {}, "the chat must be a conversation, .* not an empty list"),
         ("hi", {"num": 3}, "chat does not accept 'num'"),
         ("hi", {"reward": {"name": "none"}}, "chat does not accept 'reward'"),
         ("hi", {"prompt": "no"}, "chat does not accept 'prompt'"),
@@ -380,7 +380,7 @@ def test_the_harness_applies_the_template(harness, folder, talker, tmp_path):
     assert made.apply_chat_template(begun, add_generation_prompt=False) == WRITTEN + TURN + "so"
     assert made.chat_template(True) == TEMPLATE and made.chat_template(False) == ""
     assert "/" not in made.tokenizer_name
-    with pytest.raises(UserError, match="--apply_chat_template tools: give it no name"):
+    with pytest.raises(UserError, match="--apply_chat_template tools: give no name"):
         made.chat_template("tools")
     made.model = talker
     ask = types.SimpleNamespace(args=(WRITTEN + TURN, {"max_gen_toks": 7, "until": ["aaaa"]}))

@@ -129,9 +129,9 @@ def test_rows_without_tokens_that_count_cost_nothing():
         (dict(classes=0), "needs network.classes"),
         (dict(classes=1), "of at least 2, .* not 1"),
         (dict(causal=True), "network.causal=True is only for networks that predict tokens"),
-        (dict(label_dropout=0.1), "needs network.label_dropout=0.0"),
-        (dict(lora_rank=2), "needs network.lora_rank=0"),
-        (dict(tied=True), "needs network.tied=False"),
+        (dict(label_dropout=0.1), "set network.label_dropout=0.0"),
+        (dict(lora_rank=2), "set network.lora_rank=0"),
+        (dict(tied=True), "set network.tied=False"),
     ],
 )
 def test_options_of_other_networks_are_refused(options, words):

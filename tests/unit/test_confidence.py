@@ -154,7 +154,7 @@ def test_a_random_order_within_blocks():
         (dict(semi_autoregressive=-1), "sample.semi_autoregressive must not be negative, not -1"),
         (dict(score="entropy", rule="factor"), "set sample.score='probability' or 'margin'"),
         (dict(rule="entropy", per_step=2), "set sample.per_step=0"),
-        (dict(rule="entropy", noise=0.5), "sample.noise=0.5 is for sample.rule='count'"),
+        (dict(rule="entropy", noise=0.5), "sample.noise=0.5 is only for sample.rule='count'"),
         (dict(rule="threshold"), "must be above 0 and at most 1, such as 0.9, not 0.0"),
         (
             dict(rule="threshold", limit=90.0),

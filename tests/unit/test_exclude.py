@@ -49,6 +49,8 @@ def test_what_the_noise_drew_does_not_stay(process, step):
 def test_jumps_that_may_not_happen_are_refused(name, options):
     step = SAMPLERS[name](transform=Transform(excluded=(NEVER,)), **options)
     step.check(Masking(V))
-    with pytest.raises(UserError, match=f"kept by sample.name='{name}' unless the noise consists"):
+    with pytest.raises(
+        UserError, match=f"used with sample.name='{name}' unless the noise consists"
+    ):
         step.check(Uniform(V))
     SAMPLERS[name](**options).check(Uniform(V))

@@ -330,7 +330,7 @@ def test_half_precision_is_close():
         (dict(experts=0, balance=0.1), "balance=0.1 is only for mixture-of-experts"),
         (dict(experts=0, dense_layers=1), "dense_layers=1 is only for mixture-of-experts"),
         (dict(experts=0, shared_hidden=4), "shared_hidden=4 is only for mixture-of-experts"),
-        (dict(rotary_part=0.4), "rotary_part=0.4 .* 1.6, must be even"),
+        (dict(rotary_part=0.4), "rotary_part=0.4 .* 1.6, must be an even"),
         (dict(rotary_part=1.5), "rotary_part=1.5 must lie in"),
     ],
 )

@@ -255,7 +255,7 @@ def test_labels_are_told_hidden_and_refused(make):
     kinds = [np.asarray(logits(network, params, label=jnp.full(3, k)))[:1] for k in (0, 3)]
     hidden = np.abs(found - kinds[1]).max((1, 2)) < np.abs(found - kinds[0]).max((1, 2))
     assert abs(hidden.mean() - 0.5) < 4 * 0.5 / 8
-    with pytest.raises(UserError, match="takes label, not 'segments'"):
+    with pytest.raises(UserError, match="inputs label, not 'segments'"):
         network.bind(params, {"segments": Z})
     with pytest.raises(UserError, match="network.classes=0"):
         built(make)[0].bind(built(make)[1], {"label": label})
@@ -337,16 +337,16 @@ def test_operations_of_a_dit_are_counted_of_what_a_patch_takes():
         (UNet, dict(channels=48), "network.channels=48 must be a multiple of 32"),
         (UNet, dict(blocks=0), "network.blocks must be at least 1, not 0"),
         (UNet, dict(multipliers=()), "network.multipliers"),
-        (UNet, dict(multipliers=(1, 2)), r"multiples of 2, and this data has 2 x 3"),
+        (UNet, dict(multipliers=(1, 2)), r"multiples of 2, but the images have 2 x 3"),
         (UNet, dict(attention_at=(8,)), "no feature map of height 8. The heights are 2"),
         (UNet, dict(output="truncated_logistic", vocab_size=1), "at least two symbols"),
         (UNet, dict(input="pixels"), "network.input must be embedding or intensity"),
         (UNet, dict(dropout=1.0), r"network.dropout must lie in \[0, 1\), not 1.0"),
-        (UViT, dict(patch=2), "network.patch=2 needs images .* multiples of 2, .* 2 x 3"),
+        (UViT, dict(patch=2), "network.patch=2 needs .* multiples of 2, .* 2 x 3"),
         (UViT, dict(size=20, heads=2), "network.size=20 must be a multiple of four times"),
-        (DiT, dict(patch=3), "network.patch=3 needs images .* multiples of 3, .* 2 x 3"),
-        (DiT, dict(causal=True), "network.causal=True is for texts"),
-        (DiT, dict(local_width=3), "network.local_width=3 is for texts"),
+        (DiT, dict(patch=3), "network.patch=3 needs .* multiples of 3, .* 2 x 3"),
+        (DiT, dict(causal=True), "network.causal=True is only for texts"),
+        (DiT, dict(local_width=3), "network.local_width=3 is only for texts"),
         (DiT, dict(size=20, heads=2), "multiple of four times network.heads=2"),
         (DiT, dict(head_size=0), "network.head_size must be at least 1, not 0"),
     ],

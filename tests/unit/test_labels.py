@@ -203,7 +203,7 @@ def test_what_does_not_go_together_is_refused():
     network, params = built(classes=0)
     with pytest.raises(UserError, match="labels, but network.classes=0: set network.classes"):
         network.bind(params, {"label": LABEL})
-    with pytest.raises(UserError, match="takes segments and label, not 'caption'"):
+    with pytest.raises(UserError, match="inputs segments and label, not 'caption'"):
         network.bind(params, {"caption": LABEL})
     with pytest.raises(UserError, match="network.classes must not be negative, not -1"):
         Transformer(**(SIZES | dict(classes=-1)))

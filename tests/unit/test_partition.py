@@ -256,7 +256,7 @@ def test_the_time_is_not_told():
 
 def test_labels_are_refused():
     network, params = built(Partition, depth=2)
-    with pytest.raises(UserError, match="takes segments, not 'label'"):
+    with pytest.raises(UserError, match="inputs segments, not 'label'"):
         network.bind(params, {"label": jnp.zeros(2, int)})
 
 

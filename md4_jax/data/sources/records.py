@@ -183,7 +183,7 @@ def check_key(where: str, keys: Iterable[str], option: str, key: str) -> None:
         talk = next((name for name in CONVERSATIONS if name in keys), "")
         other = f", or data.messages_key={talk}, if these are conversations"
         raise UserError(
-            f"{where}: there is no key {key!r} (data.{option}), only {has}: set "
+            f"{where}: no key {key!r} (data.{option}); it has {has}: set "
             f"data.{option}{other if talk and option == 'text_key' else ''}"
         )
 

@@ -257,7 +257,7 @@ def test_a_template_that_changes_earlier_turns(corpus):
     )
     once = messages([("user", "q"), ("assistant", "yes")])
     with pytest.raises(
-        UserError, match=r"talks.jsonl, line 2: the chat template .*message 2 in ano"
+        UserError, match=r"talks.jsonl, line 2: the chat template writes message 2, or"
     ):
         corpus([once, talk], FORGETS, "bytes").sizes(["train"])
     text = [
@@ -278,7 +278,9 @@ def test_an_answer_ends_with_its_first_end(corpus):
 def test_a_header_that_nothing_asks_for(corpus):
     """Without a generation prompt a model would have to write the header of its answer."""
     bare = Chat("{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}", {})
-    with pytest.raises(UserError, match="line 1: the chat template begins an answer by 'a:', and"):
+    with pytest.raises(
+        UserError, match="line 1: the chat template begins an answer with 'a:', but"
+    ):
         corpus([messages(TALK)], bare, "bytes").sizes(["train"])
     # Llama 2's way: no header at all, and so none is asked for.
     plain = Chat(
@@ -356,13 +358,13 @@ def test_a_text_with_the_mask_is_named(corpus):
         (["hi"], "message 1: it needs the keys 'role' and 'content', .* but has 'hi'"),
         ([{}], "message 1: it needs the keys 'role' and 'content', .* but has {}"),
         ([{"role": "user"}], "message 1: it needs .* 'from' and 'value', but has role"),
-        ([{"role": "user", "content": None}], r"message 1: it .* and has role, content \(null\)"),
+        ([{"role": "user", "content": None}], r"message 1: it .* but has role, content \(null\)"),
         ([*messages(TALK[:1]), {"role": "bot", "content": "a"}],
          "message 2: the role 'bot' is not known; known are system, user, assistant, tool, human"),
         ([{"role": ["user"], "content": "a"}], r"message 1: the role \['user'\] is not known"),
         ([{"role": "user", "content": [{"type": "text", "text": "a"}]}],
-         "message 1: 'content' holds no text but a list"),
-        ([{"from": "human", "value": 3}], "message 1: 'value' holds no text but a number: 3"),
+         "message 1: 'content' must be text, not a list"),
+        ([{"from": "human", "value": 3}], "message 1: 'value' must be text, not a number: 3"),
     ],
 )  # fmt: skip
 def test_records_that_are_no_conversations(talk, said, corpus):
@@ -515,7 +517,7 @@ def test_templates_that_are_not_there(tmp_path, folder):
             inputs.domain_and_source(config(tmp_path, chat_template=str(wrong)), None)
     asked = config(tmp_path, detokenise="ptb", chat_template=written(tmp_path / "a.jinja", [1]))
     with pytest.raises(
-        UserError, match="data.detokenise='ptb' .* data.messages_key='talk' names conv"
+        UserError, match="data.detokenise='ptb' .* conversations of data.messages_key='talk'"
     ):
         inputs.domain_and_source(asked, None)
 

@@ -151,14 +151,14 @@ def test_a_run_that_starts_from_another_takes_its_tokenizer_and_not_its_classes(
     "texts, words",
     [
         ([*TEXTS[:4], ("x", "odd")],
-         r"texts.jsonl, line 5, of the test split, has the label 'odd', which .* has 'neg', 'pos'"),
+         r"texts.jsonl, line 5, of the test split, has the label 'odd', which .* are 'neg', 'pos'"),
         ([("a", 0), ("b", 1), ("c", 2), ("d", 0), ("e", 3)], "line 5, of the test .* label 3"),
         ([("a", 0), ("b", "one"), ("c", 2), *TEXTS[:2]],
          r"line 2 is the name 'one', and in .*line 1 it is the number 0"),
         ([("a", 0), ("b", -1), ("c", 2), *TEXTS[:2]], "line 2 is -1. Numbers are .* 0..65535"),
         ([("a", 70000), *TEXTS], "line 1 is 70000"),
         ([("a", True), *TEXTS], r"line 1: 'stars' must be a class \(a name or .*\), not true"),
-        ([("a", 1.5), *TEXTS], "but a number: 1.5"),
+        ([("a", 1.5), *TEXTS], "not a number: 1.5"),
         (TEXTS[:1], "nothing is left to train on"),
     ],
 )  # fmt: skip

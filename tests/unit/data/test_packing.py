@@ -123,11 +123,11 @@ def change(**values):
 @pytest.mark.parametrize(
     "damage, words",
     [
-        (lambda path: contents.record(path).unlink(), "no record"),
-        (lambda path: contents.record(path).write_text("{"), "no record"),
-        (lambda path: contents.record(path).write_text("3"), "record is damaged"),
-        (lambda path: contents.record(path).write_text("{}"), "but was None when it was written"),
-        (change(crc32=3), "but was 3 when it was written"),
+        (lambda path: contents.record(path).unlink(), "is missing or unreadable"),
+        (lambda path: contents.record(path).write_text("{"), "is missing or unreadable"),
+        (lambda path: contents.record(path).write_text("3"), "checksum is damaged"),
+        (lambda path: contents.record(path).write_text("{}"), "not None as when it was written"),
+        (change(crc32=3), "not 3 as when it was written"),
         (change(tokens="ten"), "tokens is 10, not ten"),
         (change(dtype="uint8"), "dtype is uint16, not uint8"),
         (change(vocab_size=256), "vocab_size is 257, not 256"),

@@ -122,7 +122,7 @@ def test_other_worse_answers_are_other_data(corpus):
     "worse, said",
     [
         (talk("q"), "the last message of 'rejected' must be an answer"),
-        (talk("q", "no", "why"), "the last message of 'rejected' is to be compared"),
+        (talk("q", "no", "why"), "the last message of 'rejected' must be an answer"),
         (talk("q", "yes", "why", "no"), "have 2 and 4 messages"),
         (talk("p", "no"), "'chosen' and 'rejected' must be the same .* differ in message 1"),
         ([], "'rejected' must be a conversation, .* not an empty list"),
@@ -136,14 +136,14 @@ def test_conversations_that_cannot_be_compared(worse, said, corpus):
 
 def test_the_first_message_alone_is_no_answer(corpus):
     alone = [{"role": "assistant", "content": "hi"}]
-    with pytest.raises(UserError, match="the last message of 'chosen' is to be compared"):
+    with pytest.raises(UserError, match="the last message of 'chosen' must be an answer"):
         corpus([(alone, alone)]).sizes(["train"])
 
 
 def test_keys_that_do_not_go_together(corpus):
     pairs = [(talk("q", "yes"), talk("q", "no"))]
     for turns in ("all", "each"):
-        with pytest.raises(UserError, match=f"and data.turns='{turns}' counts others too"):
+        with pytest.raises(UserError, match=f"but data.turns='{turns}' also trains"):
             corpus(pairs, turns=turns)
     with pytest.raises(UserError, match="needs data.padding='end_of_text'"):
         corpus(pairs, padding="hidden").sizes(["train"])

@@ -106,7 +106,7 @@ def test_another_archive_of_the_same_name(cache):
     cache.mkdir()
     with tarfile.open(cache / "openwebtext.tar.xz", "w:xz") as archive:
         add(archive, "a.txt", b"text")
-    with pytest.raises(UserError, match=r"holds no \*_data.xz: it is not OpenWebText's archive"):
+    with pytest.raises(UserError, match=r"contains no \*_data.xz: it is not the archive of"):
         prepared(PublicText("openwebtext"), Bytes(), "")
 
 
@@ -400,7 +400,7 @@ def test_a_folder_that_is_a_clone_of_a_data_set(tmp_path):
 
 def test_a_folder_without_data_of_a_data_set(tmp_path):
     (tmp_path / "README.md").write_text("What it is")
-    said = f"no file in the folder {tmp_path} or below .* To read README.md all the same, name it"
+    said = f"no file in the folder {tmp_path} or below .* To read README.md anyway, set"
     with pytest.raises(UserError, match=said):
         prepared(PublicText("some/set", str(tmp_path)), Bytes(), "")
 

@@ -125,12 +125,12 @@ def test_a_fingerprint_sees_tokens_context_and_lengths():
 def test_what_is_for_text_is_refused(options, words):
     with pytest.raises(UserError, match=words):
         Corpus(Images(), Pixels(), options)
-    with pytest.raises(UserError, match="stride=3 slides over text"):
+    with pytest.raises(UserError, match="stride=3 is only for text"):
         DATA.eval_batches("test", batch_size=1, rows=[0], stride=3)
 
 
 def test_other_images_than_those_of_the_run_are_refused():
-    words = r"examples of shape \(2, 2, 3\) with 256 symbols, and the run has shape \(4, 1, 3\)"
+    words = r"examples of shape \(2, 2, 3\) with 256 symbols, but .* shape \(4, 1, 3\)"
     with pytest.raises(UserError, match=words):
         Corpus(Images(), Pixels((4, 1, 3)), OPTIONS)
 

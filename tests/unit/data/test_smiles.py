@@ -38,7 +38,7 @@ def test_ids_and_texts_are_those_of_their_class(tmp_path):
 @pytest.mark.parametrize(
     "entries, said",
     [
-        ({"<bos>": 0, "C": 1}, "vocab.json has the entry '<bos>', which its class adds before"),
+        ({"<bos>": 0, "C": 1}, "vocab.json has the entry '<bos>', but the tokenizer class adds"),
         ({"C": 0, "O": 2}, "the ids of its 2 entries must be 0, 1, 2"),
         ([], "vocab.json is not readable JSON: it holds no object"),
     ],
@@ -49,7 +49,7 @@ def test_another_vocabulary_is_refused(entries, said, tmp_path):
 
 
 def test_a_vocabulary_of_another_class_needs_its_merges(tmp_path):
-    with pytest.raises(UserError, match="no tokenizer at .* it should hold tokenizer.json"):
+    with pytest.raises(UserError, match="no tokenizer at .* It must contain tokenizer.json"):
         BytePairs(path=str(written(tmp_path, "GPT2Tokenizer")), eot="<eos>")
 
 

@@ -115,7 +115,7 @@ def test_a_failing_download_says_what_to_put_where(cache, server, monkeypatch):
 def test_a_short_download_is_not_kept(cache, server, monkeypatch):
     server.files["/text8.zip"] = zipped(CONTENT)[:300]
     monkeypatch.setattr(text8, "URL", f"{server.url}/text8.zip")
-    with pytest.raises(UserError, match=r"300 bytes came instead of 31,344,016.*data\.path"):
+    with pytest.raises(UserError, match=r"received 300 bytes instead of 31,344,016.*data\.path"):
         read(Text8())
     assert not list(cache.glob("*.zip")) and not list(cache.glob("*.partial"))
 

@@ -335,7 +335,7 @@ def test_labels_and_prompts_of_a_table_of_cells(tmp_path):
         ("a.json", '[{"text": "a"}, {"te', "a.json: not JSON"),
         ("a.json", "Once upon a time", "a.json, line 1: not JSON"),
         ("a.csv", "label;text\n1;a\n", "no key 'text' .*it has label;text"),
-        ("a.csv", "label,text\n1,a,b\n", "line 2: the row has 3 cells, and the header has 2"),
+        ("a.csv", "label,text\n1,a,b\n", "line 2: the row has 3 cells, but the header has 2"),
         ("a.csv", 'text\nb\n"a\n', "line 3: the row cannot be split into cells"),
         ("a.csv", "text,text\na,b\n", "names the column 'text' twice"),
     ],
@@ -390,7 +390,9 @@ def test_records_in_an_archive_are_not_read_as_text(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("a.txt", "a text")
         archive.writestr("data/train.CSV", "text\na\n")
-    with pytest.raises(UserError, match="a.zip holds data/train.CSV, a file of records: unpack it"):
+    with pytest.raises(
+        UserError, match="a.zip contains data/train.CSV, a file of records: unpack it"
+    ):
         read(TextFiles(str(tmp_path / "a.zip")))
 
 

@@ -47,7 +47,7 @@ def test_examples_without_a_class_are_refused(tmp_path):
     }
     unlabelled = lambda split, number: example(split, number) | {"label": -(number == 1)}  # noqa: E731
     folder = prepare(tmp_path, {"train": 3}, images=(features, unlabelled))
-    with pytest.raises(UserError, match="1 of 3 images of the train split .* the number -1, and"):
+    with pytest.raises(UserError, match="1 of 3 images of the train split .* is -1, and"):
         TfdsImages("tiny", data_dir=folder).rows("train")
     assert len(TfdsImages("tiny", data_dir=folder, labels=False).rows("train")) == 3
 

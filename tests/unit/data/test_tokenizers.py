@@ -297,7 +297,7 @@ def test_a_tokenizer_json_says_more_than_a_pair_of_files(tiny_bpe):
     "told, said",
     [
         ({"tokenizer_class": "LlamaTokenizer"}, "tokenizer_class='LlamaTokenizer'.*tokenizer.json"),
-        ({"added_tokens_decoder": added(300, "<|x|>")}, "is the entry 300, and .* becomes 260"),
+        ({"added_tokens_decoder": added(300, "<|x|>")}, "the id 300, but .* gets the id 260"),
         ("[]", "not readable JSON"),
     ],
 )
