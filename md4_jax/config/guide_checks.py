@@ -59,7 +59,7 @@ def check_guide(experiment: Experiment) -> None:
             f"{said} would read prompts with noise, but this model has clean prompts "
             "(data.prompt_key or data.messages_key): set sample.classifier=''"
         )
-    check_whole(experiment, said, "sample.classifier empty")
+    check_whole(experiment, said, "sample.classifier=''")
     refused = (
         ("network.gaps", experiment.network.gaps, False, "a classifier reads texts of one length"),
         ("sample.block", options.block, 0, "a classifier reads whole texts"),

@@ -572,7 +572,7 @@ def test_zero_shot_advises_what_helps_against_each_error(tmp_path, monkeypatch):
     monkeypatch.setattr("md4_jax.data.download._whole", offline)
     monkeypatch.setattr("md4_jax.data.hub._ask", offline)
     said = zero_shot_error(Bytes(), "")
-    assert "evals.z.path to it. That folder holds one named ptb" in said, said
+    assert "evals.z.path to it. That folder must contain a folder ptb" in said, said
     assert "no network" in said and add not in said and "data.path" not in said
 
 
@@ -584,7 +584,9 @@ def test_windows_of_zero_shot_that_blocks_do_not_fit():
     experiment = types.SimpleNamespace(domain=domain, data=data, train=train, mesh=mesh)
     found = ZeroShot(objective=BlockDiffusion(4), sets="lambada", stride=12)
     found.check(experiment, "evals.sets")
-    with pytest.raises(UserError, match="evals.sets.stride=12 leaves data.length=16 - 12 tokens"):
+    with pytest.raises(
+        UserError, match="evals.sets.stride=12 leaves data.length=16 - 12 = 4 tokens"
+    ):
         dataclasses.replace(found, objective=BlockDiffusion(8)).check(experiment, "evals.sets")
     own = dataclasses.replace(found, objective=BlockDiffusion(8), length=24)
     with pytest.raises(UserError, match="evals.sets.stride=12 leaves evals.sets.length=24 - 12"):

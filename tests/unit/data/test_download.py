@@ -63,7 +63,7 @@ def test_a_whole_file_that_was_not_renamed(url, server, tmp_path):
 
 
 def test_a_wrong_checksum_is_deleted_and_told(url, tmp_path):
-    with pytest.raises(UserError, match=f"file: has the SHA-256 {SHA} instead of {'0' * 64}"):
+    with pytest.raises(UserError, match=f"has the SHA-256 {SHA} instead of {'0' * 64}"):
         fetch(url, tmp_path / "file", sha256="0" * 64)
     assert not (tmp_path / "file").exists() and not (tmp_path / "file.partial").exists()
 

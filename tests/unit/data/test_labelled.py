@@ -172,7 +172,9 @@ def test_a_key_that_is_not_there(source, tmp_path):
         corpus(source(key="other"))
     (tmp_path / "texts.txt").write_text("no lines")
     here = TextFiles(str(tmp_path / "texts.*"), label_key="stars")
-    with pytest.raises(UserError, match="label_key=.stars. needs files of records.* has .*txt"):
+    with pytest.raises(
+        UserError, match="label_key=.stars. needs files of records.* includes .*txt"
+    ):
         corpus(here)
 
 

@@ -125,14 +125,16 @@ def test_what_is_refused(corpus, tmp_path):
         source = TextFiles(str(tmp_path / "pairs.jsonl"), text_key="a", prompt_key="p")
         corpus()
         list(source.pairs("all"))
-    with pytest.raises(UserError, match="data.label_key='c' and data.prompt_key='q' do not go"):
+    with pytest.raises(UserError, match="data.label_key='c' and data.prompt_key='q' cannot be"):
         TextFiles("x", label_key="c", prompt_key="q")
     with pytest.raises(UserError, match="data.padding='end_of_text' needs a tokenizer with an end"):
         corpus(tokenizer=Characters(), padding="end_of_text").sizes(["train"])
     with pytest.raises(UserError, match="data.padding must be 'hidden' or 'end_of_text', not 'x'"):
         DataOptions(8, padding="x")
     (tmp_path / "texts.txt").write_text("some text")
-    with pytest.raises(UserError, match="data.prompt_key='q' needs files of records.* has .*txt"):
+    with pytest.raises(
+        UserError, match="data.prompt_key='q' needs files of records.* includes .*txt"
+    ):
         list(TextFiles(str(tmp_path / "texts.*"), prompt_key="q").pairs("all"))
 
 

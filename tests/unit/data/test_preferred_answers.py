@@ -103,7 +103,7 @@ def test_what_comes_before_may_be_a_list_of_its_own(kind, corpus):
     [("hi", "conversation, which is a list of messages, not a str"), ([], "an empty list")],
 )
 def test_what_comes_before_is_no_list_of_messages(before, said, corpus):
-    with pytest.raises(UserError, match=f"pairs.jsonl, line 1: 'prompt' holds no .*{said}"):
+    with pytest.raises(UserError, match=f"pairs.jsonl, line 1: 'prompt' must be .*{said}"):
         answers = talk("", "yes")[1:], talk("", "no")[1:]
         corpus([answers], prompt_key="prompt", before=before).sizes(["train"])
 

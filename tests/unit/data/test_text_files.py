@@ -199,7 +199,7 @@ def test_malformed_lines_are_named(tmp_path):
     with pytest.raises(UserError, match="line 1: not a JSON object but a list"):
         read(TextFiles(str(path)))
     path.write_text('{"text": 3}\n')
-    with pytest.raises(UserError, match="line 1: 'text' holds no text but a number: 3$"):
+    with pytest.raises(UserError, match="line 1: 'text' must be text, not a number: 3$"):
         read(TextFiles(str(path)))
 
 
@@ -271,7 +271,7 @@ def test_the_rows_of_a_parquet_file_are_documents(tmp_path):
     assert list(source.documents("test")) == list(TEXTS.values())[-2:]
     with pytest.raises(UserError, match=r"no key 'body' \(data.text_key\); it has n, text"):
         list(TextFiles(str(path), text_key="body").documents("all"))
-    with pytest.raises(UserError, match="row 1: 'n' holds no text but a number: 0$"):
+    with pytest.raises(UserError, match="row 1: 'n' must be text, not a number: 0$"):
         list(TextFiles(str(path), text_key="n").documents("all"))
 
 

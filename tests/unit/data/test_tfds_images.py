@@ -57,5 +57,5 @@ def test_features_that_are_not_there(prepared):
         TfdsImages("tiny", data_dir=prepared, image_key="photo").domain()
     with pytest.raises(UserError, match=r"no feature 'class' .data.label_key."):
         TfdsImages("tiny", data_dir=prepared, label_key="class").domain()
-    with pytest.raises(UserError, match=r"'image' .data.label_key. holds no classes"):
+    with pytest.raises(UserError, match=r"'image' .data.label_key. is not a class label"):
         TfdsImages("tiny", data_dir=prepared, label_key="image").domain()

@@ -178,9 +178,11 @@ def test_an_end_of_text_that_a_file_calls_special_is_shown(tiny_bpe):
 def test_bpe_says_what_it_needs(tiny_bpe, tmp_path):
     with pytest.raises(UserError, match=r"either tokenizer\.path or tokenizer\.hub"):
         BytePairs()
-    with pytest.raises(UserError, match="there is no nowhere|nowhere; "):  # a path wins over a hub
+    with pytest.raises(
+        UserError, match="there is no tokenizer at .*nowhere"
+    ):  # a path wins over a hub
         BytePairs(path=str(tmp_path / "nowhere"), hub="gpt2")
-    with pytest.raises(UserError, match=r"nowhere; .*encoder\.json and vocab\.bpe.*merges\.txt"):
+    with pytest.raises(UserError, match=r"nowhere.*encoder\.json and vocab\.bpe.*merges\.txt"):
         BytePairs(path=str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match=r"no entry '</s>': set tokenizer\.eot"):
         BytePairs(path=str(tiny_bpe), eot="</s>")
