@@ -174,7 +174,7 @@ def stored(workdir: paths.Place, *, may_be_empty: bool = False) -> dict[str, Any
         if (workdir / "checkpoints").exists():
             raise UserError(
                 f"{workdir} holds checkpoints but no {FILE}: this package did not write them; "
-                "choose another --workdir"
+                "use another --workdir"
             )
         return None
     try:
@@ -185,12 +185,10 @@ def stored(workdir: paths.Place, *, may_be_empty: bool = False) -> dict[str, Any
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, a number of too many digits
-        raise UserError(
-            f"{file} is not readable JSON: {error}; choose another --workdir"
-        ) from error
+        raise UserError(f"{file} is not readable JSON: {error}. Use another --workdir") from error
     is_ours = isinstance(content, dict) and content.get("package") == "md4_jax"
     if not is_ours or not isinstance(content.get("config"), dict):
-        raise UserError(f"{file} was not written by md4_jax; choose another --workdir")
+        raise UserError(f"{file} was not written by md4_jax. Use another --workdir")
     return with_current_names(content["config"])
 
 

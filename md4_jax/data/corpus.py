@@ -74,8 +74,8 @@ class Corpus:
             )
         if not getattr(self.source, "keep_files", True) and not self._has_shards:
             found.append(
-                "data.keep_files=False has no effect: files are deleted once their tokens are kept "
-                "in shards, and this data is read several times and has none"
+                "data.keep_files=False has no effect: it deletes files once their tokens are in "
+                "shards, but these data have no shards and are read several times"
             )
         return tuple(found)
 
@@ -258,6 +258,6 @@ def check_same_text(kept: Mapping[str, int] | None, now: Mapping[str, int], work
         raise UserError(
             f"{workdir} was trained on another text: the tokens of its training split were "
             f"{before}; now they are {after}. Put the text (data.path) and {DOMAIN_FILE} back "
-            "as they were to resume. To train on the new text take another --workdir, with "
+            "as they were to resume. To train on the new text use another --workdir, with "
             f"--config.train.initial={workdir} to begin with the parameters of this run"
         )

@@ -67,7 +67,7 @@ class ImageSource:
                 f"{len(wrong):,} of {len(found):,} images of the {split} split have an invalid "
                 f"class: the first of these is {wrong[0]}, and classes must lie in "
                 f"0..{count - 1}. Set data.labels=False to use the images without classes, or "
-                "take another split"
+                "use another split"
             )
         return found
 

@@ -506,7 +506,7 @@ def test_an_imported_run_holds_the_same_model(mdlm, folders, tmp_path):
     again = md4_jax.load(tmp_path / "again")
     assert again.config["train"]["num_steps"] == 3
     assert np.array_equal(again.logits(TOKEN), mdlm.logits(TOKEN))
-    with pytest.raises(UserError, match="holds a run already: choose another --workdir"):
+    with pytest.raises(UserError, match="already holds a run: use another --workdir"):
         importing.run(str(folders["mdlm"]), {}, Place(tmp_path / "run"))
 
 
