@@ -30,7 +30,7 @@ FSDP = (1, 8)
 # Messages for too much memory, by the compiler and by its counts: GiB needed, GiB of the chip.
 TOO_LARGE = re.compile(
     r"(?:Used |\(|needs )([\d.]+)"
-    r"(?:G of |G\) exceeds available HBM \(| GiB on each chip, which has )([\d.]+)"
+    r"(?:G of |G\) exceeds available HBM \(| GiB on each chip, but a chip has )([\d.]+)"
 )
 
 

@@ -399,7 +399,7 @@ def test_batch_that_the_mesh_does_not_divide(tiny, tmp_path, start):
     "more, words",
     [
         (("data.length=30",), ["data.length=30", "divisible by mesh.context=8"]),
-        (("network.tables=640",), ["mesh.context=8", "without tables", "Set mesh.context=1"]),
+        (("network.tables=640",), ["mesh.context=8", "network.tables=0", "Set mesh.context=1"]),
     ],
 )
 def test_sequences_that_the_mesh_cannot_split(more, words, tiny, tmp_path, start):

@@ -97,7 +97,7 @@ def test_a_distillation_needs_a_teacher_of_its_own_noise(tiny, trained, tmp_path
     message = refused(*words(tiny, workdir, train__initial=trained, **uniform))
     assert "process.name='masking' in that run and 'uniform' in this one" in message
     message = refused(*words(tiny, workdir, train__initial=trained, train__num_steps=13))
-    assert "makes 4 rounds" in message and "train at most 12 steps" in message
+    assert "makes 4 rounds" in message and "train.num_steps to at most 12" in message
     assert not workdir.exists()
 
 

@@ -134,7 +134,9 @@ def test_a_block_is_greedy_given_the_blocks_before_it_and_no_later_ones(name, to
     for step, logits in enumerate(expected):
         found = continuations._logits_in_blocks(model, pairs, step, 18, 6)
         np.testing.assert_allclose(found, logits, atol=1e-4)
-    with pytest.raises(UserError, match="chain_rule masks all .* trained in blocks of 6, which"):
+    with pytest.raises(
+        UserError, match="chain_rule masks all .* trained on blocks of 6 tokens, which"
+    ):
         continuations.objective_of(model, "chain_rule")
 
 

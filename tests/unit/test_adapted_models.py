@@ -192,7 +192,7 @@ def test_an_imported_run_of_a_model_with_tables_can_be_read(tmp_path):
     [
         (
             {"network.parameters": "bfloat16"},
-            "network.parameters='bfloat16' is for param",
+            "network.parameters='bfloat16' is only for param",
         ),
         ({**LORA, "train.trainable": "head"}, "trainable='head' matches none of the adapters"),
         ({"train.trainable": "nowhere"}, "trainable='nowhere' matches none of the network's 12"),

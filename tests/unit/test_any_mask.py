@@ -123,7 +123,7 @@ def test_a_dit_may_have_its_mask_anywhere(tmp_path):
             3,
             r"tokenizer.mask=3 is only for .*\(duo\) the mask comes after it, or there is none",
         ),
-        ("md4_text", 3, r"tokenizer.mask=3 is for .*\(md4\) comes after it"),
+        ("md4_text", 3, r"tokenizer.mask=3 is for .*\(md4\) the mask comes after"),
     ],
 )
 def test_a_mask_that_cannot_be_is_refused(name, mask, said, tmp_path):
@@ -163,7 +163,7 @@ def test_a_vocabulary_of_another_size_is_refused(name, letters, tmp_path):
         told = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**told, "vocab_size": 253}))
     rows = {"mdlm": 12, "llada": 253}[name]
-    with pytest.raises(UserError, match=f"has {letters} symbols, and the model in .* {rows}: give"):
+    with pytest.raises(UserError, match=f"has {letters} symbols, but the model in .* {rows}: give"):
         md4_jax.load(folder, {"tokenizer.mask": 3})
 
 

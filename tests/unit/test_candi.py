@@ -236,7 +236,7 @@ def test_logits_of_masks_without_their_noise_are_refused():
         domain=SimpleNamespace(shape=(2,)),
     )
     inputs.checked(shown, [[0, 2]], 0.5)
-    with pytest.raises(UserError, match="the token 3 is the mask, where"):
+    with pytest.raises(UserError, match="the token 3 is the mask, but"):
         inputs.checked(shown, [[0, 3]], 0.5)
 
 

@@ -94,7 +94,7 @@ def test_none_is_deleted_before_the_first_was_read_back(opened, tmp_path, monkey
 @pytest.mark.usefixtures("collected")
 def test_a_first_save_that_cannot_be_read_back(opened, monkeypatch):
     damage_at_commit(monkeypatch, 1)
-    with pytest.raises(UserError, match="checkpoint 1 .* cannot be read back.*There is no other"):
+    with pytest.raises(UserError, match="checkpoint 1 .* cannot be read back.*There is no earlier"):
         opened(keep=1).save(1, state(1), {})
 
 

@@ -98,7 +98,7 @@ def test_the_mask_is_that_of_the_published_models_or_must_be_named(
         ("lladamoe", {"num_experts": 8}, "says num_experts=8, but its arrays have 4"),
         ("lladamoe", {"expert_intermediate_size": 8}, "says expert_intermediate_size=8"),
         ("llada2", {"score_function": "softmax"}, "score_function='softmax'; only 'sigmoid'"),
-        ("llada2", {"first_k_dense_replace": 0}, "says first_k_dense_replace=0, and its arrays"),
+        ("llada2", {"first_k_dense_replace": 0}, "says first_k_dense_replace=0, but its arrays"),
         ("llada2", {"hidden_act": "gelu"}, "hidden_act='gelu'; only 'silu' is supported"),
         ("llada2", {"n_group": 3}, "experts=8 must be a multiple of network.router_groups=3"),
     ],

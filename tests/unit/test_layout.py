@@ -377,7 +377,7 @@ def test_a_parameter_without_a_place_is_not_lost(tmp_path):
     model = md4_jax.load(peer_folder(tmp_path, "mdlm"))
     network = model.params["network"] | {"more": {"kernel": np.ones(3)}}
     model = dataclasses.replace(model, params={**model.params, "network": network})
-    with pytest.raises(UserError, match=r"has no place for the parameter 'more/kernel': use save"):
+    with pytest.raises(UserError, match=r"has no array for the parameter 'more/kernel': use save"):
         model.export(tmp_path / "exported")
 
 

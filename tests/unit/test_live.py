@@ -109,7 +109,7 @@ def test_given_symbols_stay():
     *_, last = images.watch(prompt, steps=4)
     np.testing.assert_array_equal(last.z[mask], prompt.tokens[mask])
     assert last.z.max() < 5
-    with pytest.raises(UserError, match="the prompt has 3 positions, and samples 16"):
+    with pytest.raises(UserError, match="the prompt has 3 positions, but samples have 16"):
         images.watch(Prompt(np.zeros(3, np.int32), np.zeros(3, bool)), steps=4)
 
 
@@ -141,7 +141,7 @@ def test_costs_of_tokens_agree_with_the_score(text):
     seen = [jax.nn.log_softmax(text.logits(z, t)[0, 0])[id] for t in np.linspace(0, 1, 5)]
     assert -max(seen) <= one.bits[0] * np.log(2) + 1e-3
     assert one.bits[0] * np.log(2) <= -min(seen) + 1e-3
-    with pytest.raises(UserError, match="40 characters, and the model sees 32"):
+    with pytest.raises(UserError, match="40 characters, but the model reads at most 32"):
         text.token_costs("a" * 40)
 
 

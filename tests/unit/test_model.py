@@ -288,7 +288,10 @@ def array_gone(folder):
             renamed,
             "has an unsupported architecture .*gpt_bigcode.*Supported are mdlm, bd3lm, esolm, duo",
         ),
-        (other_tokenizer, "the tokenizer has 9 symbols, and the model in .* 11: give the one"),
+        (
+            other_tokenizer,
+            "the tokenizer has 9 symbols, but the model in .* 11: give the tokenizer",
+        ),
         (other_size, "config.json says hidden_dim=64, but its arrays have 32"),
         (wrong_shape, r"attention/out/kernel, layer 1 has the shape \(16, 32\), and .* \(32, 32\)"),
         (array_gone, "holds no array 'backbone.blocks.1.attn_out.weight'"),
@@ -354,7 +357,7 @@ def test_infilling_ends_with_the_text(mdlm):
     "call, said",
     [
         (lambda m: m.infill("no gap"), "the text has no blank '_' to fill: 'no gap'"),
-        (lambda m: m.infill("a_c", blank=""), "the text has no blank '' to fill"),
+        (lambda m: m.infill("a_c", blank=""), "the text must contain a blank '' to fill"),
         (lambda m: m.infill(["a_c"]), r"infill takes text, not \['a_c'\]"),
         (lambda m: m.sample(prompt=None), "sample.prompt must be text, not None"),
         (lambda m: m.sample(template=["a_"]), r"sample.template must be text, not \['a_'\]"),

@@ -295,14 +295,14 @@ def test_what_was_made_of_it_leaves_with_its_blocks(source, keys, kind, block, c
     [
         ({"dlm_paradigm": "prefix"}, "dlm_paradigm='prefix'; only bidirectional, block_diff, auto"),
         ({"rope_parameters": None}, "config.json lacks rope_parameters"),
-        ({"rope_parameters": {**YARN, "truncate": False}}, "truncate=False of rotary positions"),
+        ({"rope_parameters": {**YARN, "truncate": False}}, "truncate=False for rotary positions"),
         (
             {"rope_parameters": {**YARN, "rope_type": "longrope"}},
             "by 'longrope', .* and 'yarn'",
         ),
         (
             {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}},
-            "partial_rotary_factor=0.5 of rotary positions",
+            "partial_rotary_factor=0.5 for rotary positions",
         ),
         (
             {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}},

@@ -92,7 +92,11 @@ def test_numbers_are_accepted_or_refused_with_their_key(name):
         ("bench.seconds", -1.0, "bench.seconds must not be negative, not -1.0"),
         ("plan.random_tokens", -1, "plan.random_tokens must not be negative, not -1"),
         ("sample.steps", 2**24 + 1, "sample.steps must be at most 16777216, not 16777217"),
-        ("sample.length", 2**30, "sample.batch_size=16 times sample.length=1073741824 must be"),
+        (
+            "sample.length",
+            2**30,
+            "sample.batch_size=16 times sample.length=1073741824 is 17179869184 tokens",
+        ),
         ("train.seconds", math.nan, "train.seconds must be a finite number, not nan"),
         ("sample.guidance", math.inf, "sample.guidance must be a finite number, not inf"),
         ("train.num_steps", 2**31, "train.num_steps must be below 2147483648, not 2147483648"),

@@ -108,14 +108,14 @@ def test_some_positions_mixtures_and_texts_that_grow():
     growing = bound(**LEARNED | dict(gaps=True))
     short = jnp.where(jnp.arange(L - 1) < 5, Z[:, :-1], V + 1)
     assert growing.gaps(short, T)[1].shape == (2, L)
-    with pytest.raises(UserError, match="reads 13 tokens at once, and network.positions=12"):
+    with pytest.raises(UserError, match="reads 13 tokens at once, but has .* network.positions=12"):
         growing.gaps(Z, T)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_longer_texts_are_refused(causal):
     denoiser, z = bound(**LEARNED | dict(causal=causal)), jnp.zeros((2, L + 1), jnp.int32)
-    said = "reads 13 tokens at once, and network.positions=12"
+    said = "reads 13 tokens at once, but has .* network.positions=12"
     with pytest.raises(UserError, match=said):
         denoiser.features(z, T)
     with pytest.raises(UserError, match=said):
@@ -131,7 +131,9 @@ def test_options_that_do_not_go_together_are_refused():
     with pytest.raises(UserError, match="network.positions must not be negative, not -1"):
         Transformer(**SIZES, positions=-1)
     shape = {key: x for key, x in CONVOLVED.items() if key == "shape"}
-    with pytest.raises(UserError, match="network.positions=4 is for texts; network.name='dit'"):
+    with pytest.raises(
+        UserError, match="network.positions=4 is only for texts: with network.name='dit'"
+    ):
         DiT(**SIZES | shape | dict(patch=1, positions=4))
 
 

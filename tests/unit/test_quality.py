@@ -250,7 +250,9 @@ def test_a_run_compares_samples_with_the_split_and_keeps_its_features(monkeypatc
     assert plain["random_feature_distance"] == found["random_feature_distance"]
     assert asked["context"] is None and not {"precision", "copies"} & plain.keys()
     images.rows, asked["num"] = images.rows[:1], None
-    with pytest.raises(UserError, match="evals.q: the train split has 1 image, and .* needs 2"):
+    with pytest.raises(
+        UserError, match="evals.q: the train split has 1 image, but .* needs at least 2"
+    ):
         FrechetDistance(num=300).run(experiment, {}, context)
     assert asked["num"] is None
 

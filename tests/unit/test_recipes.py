@@ -59,14 +59,16 @@ def test_the_table_says_what_fits_and_with_how_many_microbatches(monkeypatch):
         asked.append(words)
         if not words[-1].endswith("microbatches=4"):
             needs = 17.5 if "microbatches" in words[-1] else 20.0
-            said = f"the train program needs {needs} GiB on each chip, which has 16: 1. Try less"
+            said = (
+                f"the train program needs {needs} GiB on each chip, but a chip has 16: 1. Try less"
+            )
             raise recipes_table.program.Refused(said)
         return {"train": FITS}
 
     monkeypatch.setattr(recipes_table.program, "numbers", numbers)
     found = recipes_table.planned("owt.py", "v5e:8x8")
     assert (found["microbatches"], len(asked)) == (4, 3)
-    assert found["refused"].endswith("needs 20.0 GiB on each chip, which has 16: 1")
+    assert found["refused"].endswith("needs 20.0 GiB on each chip, but a chip has 16: 1")
     assert "plan.random_tokens=50257" in " ".join(asked[0])
     assert json.loads(json.dumps(found)) == found
     row = recipes_table.table({"owt.py": found}).splitlines()[-1]

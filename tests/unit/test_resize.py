@@ -365,7 +365,7 @@ def test_chats_are_refused(model):
     ("told", "message"),
     [
         (dict(expand_token_id=MASK), "neither the mask, 123"),
-        (dict(expand_token_id=500), "must be one of the 128 rows"),
+        (dict(expand_token_id=500), "must be one of the 128 ids"),
         (dict(expand_token_id=EXPAND, eos_token_id=None), "lacks eos_token_id"),
     ],
 )
@@ -388,7 +388,7 @@ def test_symbols_of_the_process_are_two_of_the_vocabulary():
     assert (made.expand_id, made.delete_id, made.mask_id, made.absent_id) == (3, 4, 5, 6)
     np.testing.assert_array_equal(made.is_noise(np.arange(7)), [0, 0, 0, 0, 0, 1, 1])
     for options, message in (
-        (dict(expand=5), "process.expand=5 must be one of the 5 symbols"),
+        (dict(expand=5), "process.expand=5 must be the id of one of the 5 symbols"),
         (dict(expand=4), "are the same symbol"),
     ):
         with pytest.raises(UserError, match=message):

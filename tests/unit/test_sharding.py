@@ -93,7 +93,9 @@ def test_a_large_unknown_parameter_is_refused_where_others_are_split(mesh, shape
 
 
 def test_an_uneven_split_is_refused_with_its_numbers():
-    with pytest.raises(UserError, match=r"head/kernel has a dimension of 6, which mesh.fsdp=4"):
+    with pytest.raises(
+        UserError, match=r"head/kernel has a dimension of 6, which is not a multiple of mesh.fsdp=4"
+    ):
         spec_for("network/head/kernel", (6, 128), MESH)
 
 
@@ -183,7 +185,7 @@ def test_slices_lie_along_data():
     assert mesh.devices.shape == (2, 8, 1, 2)
     for number in range(2):
         assert {chip.slice_index for chip in mesh.devices[number].ravel()} == {number}
-    with pytest.raises(UserError, match="mesh.data=1 must be a multiple of the 2 slices"):
+    with pytest.raises(UserError, match="mesh.data=1 must be a multiple of the 2 TPU slices"):
         make_mesh(MeshOptions(fsdp=32), chips(2))
 
 

@@ -466,7 +466,7 @@ def test_features_depend_on_what_the_tables_expect(training):
         (dict(tables=8, tables_tokens=2**31), "network.tables_tokens must lie between 1 and"),
         (
             dict(tables=2**28, vocab_size=27),
-            "network.tables=268435456 makes .* more than 2,147,483,647: lower it",
+            "network.tables=268435456 makes .* more than 2,147,483,647: reduce it",
         ),
         (dict(tables_hidden=-1), "network.tables_hidden must not be negative, not -1"),
         (dict(depth=-1), "network.depth must not be negative, not -1"),
