@@ -112,7 +112,7 @@ def why_not(objective: Any, process: Any) -> str:
     if objective.needs.hides:
         return "its texts change their length, and it is only for training, not a bound"
     if objective.needs.teacher:
-        return "it learns from a teacher and is only for training, not a bound"
+        return "it learns from another model and is only for training, not a bound"
     if objective.needs.classifies:
         return "it trains a classifier, not a model of texts"
     if objective.needs.rewards:

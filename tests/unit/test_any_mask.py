@@ -121,9 +121,9 @@ def test_a_dit_may_have_its_mask_anywhere(tmp_path):
         (
             "duo",
             3,
-            r"tokenizer.mask=3 is only for .*\(duo\) the mask comes after it, or there is none",
+            r"tokenizer.mask=3 is only for .*\(duo\) the mask comes after the vocabulary",
         ),
-        ("md4_text", 3, r"tokenizer.mask=3 is for .*\(md4\) the mask comes after"),
+        ("md4_text", 3, r"tokenizer.mask=3 is only for .*\(md4\) the mask comes after"),
     ],
 )
 def test_a_mask_that_cannot_be_is_refused(name, mask, said, tmp_path):
@@ -200,7 +200,9 @@ def test_a_mask_outside_of_the_vocabulary_names_both_numbers():
     for wrong in (24, -1):
         with pytest.raises(UserError, match=rf"mask={wrong} is not in .* the 24 ids 0 to 23"):
             with_and_without(wrong, eot=None)
-    with pytest.raises(UserError, match=r"eot='<\|special_1\|>' is the entry 21, which tokenizer"):
+    with pytest.raises(
+        UserError, match=r"eot='<\|special_1\|>' has the id 21, which is also tokenizer"
+    ):
         with_and_without(21, eot="<|special_1|>")
 
 

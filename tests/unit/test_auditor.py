@@ -72,7 +72,7 @@ def bounds() -> list[str]:
     return [name for name, (of, make) in pairs.items() if of.is_bound(make(3))]
 
 
-OTHERS = dict.fromkeys(["sdtt", "dcd", "preference"], "learns from a teacher")
+OTHERS = dict.fromkeys(["sdtt", "dcd", "preference"], "another model")
 
 
 @pytest.mark.parametrize("name, what", (OTHERS | {"policy": "rewards of samples"}).items())

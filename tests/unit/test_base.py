@@ -124,7 +124,7 @@ def test_a_damaged_record_is_named(workdir, tmp_path):
     base.keep(workdir, frozen())
     file = tmp_path / base.FOLDER / base.RECORD
     file.write_text(file.read_text().replace('"float32"', '"float64"'))
-    with pytest.raises(UserError, match=r"base/record.json is damaged \(it does not have the"):
+    with pytest.raises(UserError, match=r"base/record.json is damaged \(its checksum is wrong"):
         read(workdir)
 
 
@@ -151,7 +151,9 @@ def test_lost_arrays_are_named(workdir, tmp_path):
     base.keep(workdir, frozen())
     for file in (tmp_path / base.FOLDER / base.ARRAYS).rglob("d/*"):
         file.write_text("")
-    with pytest.raises(UserError, match="the frozen parameters of the run, cannot be read: .+Copy"):
+    with pytest.raises(
+        UserError, match="the frozen parameters of the run, cannot be read: .+Restore"
+    ):
         read(workdir)
 
 

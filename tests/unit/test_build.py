@@ -357,7 +357,7 @@ BY_TWICE = dict(evals__test__objective=dict(name="uniform_elbo", block=8))
         (dict(evals__of=dict(name="information_profile"), network__local_width=0,
               objective=dict(name="block", block=16)),
          "evals.of measures predictions of masks in whole texts, but a model trained with "
-         "objective.block=16 never saw"),
+         "objective.block=16 has only seen"),
         (dict(objective=dict(name="genmd4")),
          "objective.name='genmd4' needs process.name='state_dependent', not 'masking'"),
         (dict(objective=dict(name="genmd4"), process=dict(name="state_dependent"),
@@ -403,7 +403,7 @@ BY_TWICE = dict(evals__test__objective=dict(name="uniform_elbo", block=8))
         (dict(**IN_BLOCKS, evals__test__stride=2),
          "evals.test.stride=2 leaves .* objective.block=4 must divide"),
         (dict(**IN_BLOCKS, evals__test__stride=2, **BY_TWICE),
-         "evals.test.stride=2 leaves .* which evals.test.objective.block=8 must divide"),
+         "evals.test.stride=2 leaves .* evals.test.objective.block=8 must divide"),
         (dict(**IN_BLOCKS, data__length=20, **BY_TWICE),
          "^evals.test.objective.block=8 must divide the length of a sequence, data.length=20"),
         (dict(**IN_BLOCKS, evals__test__data=dict(length=18),

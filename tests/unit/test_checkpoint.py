@@ -161,7 +161,7 @@ def test_one_wrong_bit_is_seen(name, opened, monkeypatch):
         return {k: x + 1 if k == name else x for k, x in found.items()}
 
     monkeypatch.setattr(items, "read_part", flipped)
-    with pytest.raises(UserError, match=f"{name} checksum"):
+    with pytest.raises(UserError, match=f"{name} has a wrong checksum"):
         opened(keep=1).save(1, state(1), {})
 
 
@@ -192,7 +192,7 @@ def test_a_host_file_with_another_number_in_it_is_not_taken(opened, tmp_path):
     said = []
     _, host = opened(keep=2).restore(jax.tree.map(shape, state(0)), say=said.append)
     assert host == {"sequences": 10}
-    assert "checkpoint 2" in said[0] and "its host file checksum" in said[0]
+    assert "checkpoint 2" in said[0] and "its host file has a wrong checksum" in said[0]
 
 
 def test_the_best_and_those_of_every_so_many_steps_stay(opened, tmp_path):
@@ -235,7 +235,7 @@ def test_the_best_before_stays_until_the_next_one_is_whole(opened, tmp_path, mon
 
     monkeypatch.setattr(checkpoints._manager._checkpointer, "save", full)
     checkpoints.best = lambda steps: 3 if 3 in steps else 1
-    with pytest.raises(UserError, match="No space left on device.*of step 1, 2;"):
+    with pytest.raises(UserError, match="No space left on device.*: step 1, 2;"):
         checkpoints.save(3, state(3), {})
     assert steps(tmp_path) == [1, 2]
 
@@ -262,7 +262,7 @@ def test_one_step_that_is_asked_for(opened, tmp_path):
     [
         (
             lambda ema: ema | {"w": ema["w"].update(shape=(9,))},
-            "an array of shape (3,) where this program's network has one of (9,)",
+            "an array of the shape (3,) where the network of this config has (9,)",
         ),
         (
             lambda ema: ema | {"v": ema["w"]},
@@ -294,7 +294,7 @@ def test_arrays_of_another_type_are_told_from_damage(opened):
     with pytest.raises(UserError) as caught:
         checkpoints.restore_ema(jax.tree.map(shape, state(1).ema), step=1)
     said = str(caught.value)
-    assert "holds ema w as float64 where this program's network has float32" in said
+    assert "stores ema w as float64, but the network of this config has float32" in said
     assert "checksum" not in said
 
 
@@ -387,7 +387,7 @@ def test_a_save_that_fails_too_often(opened, tmp_path, monkeypatch):
     failing_saves(checkpoints, monkeypatch, 9)
     checkpoints.save(2, state(2), {})
     assert checkpoints.wait()
-    with pytest.raises(UserError, match="No space left on device.*of step 1;"):
+    with pytest.raises(UserError, match="No space left on device.*: step 1;"):
         checkpoints.save(2, state(2), {})
     assert steps(tmp_path) == [1]
 

@@ -380,7 +380,7 @@ def test_logits_are_those_of_whole_images(rows):
     """Two halves are no image, nor are two images one."""
     experiment = build.experiment(config_of(), Pixels((4, 4, 3)), jax.devices()[:1])
     model = Model(experiment, {}, 0, "", {"commit": "unknown", "results": {}})
-    said = rf"whole images of the shape \(4, 4, 3\), in rows of 48; these rows have {rows[-1]}"
+    said = rf"images of the shape \(4, 4, 3\), in rows of 48 values, but these rows have {rows[-1]}"
     with pytest.raises(UserError, match=said):
         model.logits(np.zeros(rows, np.int32), 0.5)
     whole = np.zeros((2, 48), np.int32)

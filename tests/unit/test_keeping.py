@@ -159,5 +159,5 @@ def test_the_best_needs_evaluations_while_training(best, checkpoint, words):
 
 @pytest.mark.parametrize("checkpoint", ["bset", "-1", "1e3", ""])
 def test_a_checkpoint_that_is_none(checkpoint):
-    with pytest.raises(UserError, match="must be newest, best or a step: "):
+    with pytest.raises(UserError, match="must be newest, best or a step, not "):
         EvalOptions(checkpoint)

@@ -293,7 +293,7 @@ def array_gone(folder):
             "the tokenizer has 9 symbols, but the model in .* 11: give the tokenizer",
         ),
         (other_size, "config.json says hidden_dim=64, but its arrays have 32"),
-        (wrong_shape, r"attention/out/kernel, layer 1 has the shape \(16, 32\), and .* \(32, 32\)"),
+        (wrong_shape, r"attention/out/kernel, layer 1 has the shape \(16, 32\), but .* \(32, 32\)"),
         (array_gone, "holds no array 'backbone.blocks.1.attn_out.weight'"),
         (shutil.rmtree, "there is no folder"),
     ],
@@ -356,7 +356,7 @@ def test_infilling_ends_with_the_text(mdlm):
 @pytest.mark.parametrize(
     "call, said",
     [
-        (lambda m: m.infill("no gap"), "the text has no blank '_' to fill: 'no gap'"),
+        (lambda m: m.infill("no gap"), "the text must contain a blank '_' to fill: 'no gap'"),
         (lambda m: m.infill("a_c", blank=""), "the text must contain a blank '' to fill"),
         (lambda m: m.infill(["a_c"]), r"infill takes text, not \['a_c'\]"),
         (lambda m: m.sample(prompt=None), "sample.prompt must be text, not None"),

@@ -155,7 +155,7 @@ def test_a_base_in_half_precision_is_rounded_once(folders, tmp_path):
         ({"fan_in_fan_out": True}, "fan_in_fan_out=True"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa', with which PEFT also changes"),
         ({"some_day": 3}, "some_day=3: this option is not supported"),
-        ({"r": 3}, r"lora_A.weight has the shape \(4, 32\), and \(3, 32\) is needed for the rank"),
+        ({"r": 3}, r"lora_A.weight has the shape \(4, 32\), but must have \(3, 32\) for the rank"),
         ({"r": 0}, "a rank must be a whole number above 0, not 0"),
         ({"lora_alpha": None}, "lora_alpha must be a number, not None"),
         ({"rank_pattern": {"(": 3}}, r"'\(' is not a regular expression"),
@@ -226,7 +226,7 @@ def test_an_adapter_of_another_base_is_refused(folders, tmp_path):
 @pytest.mark.parametrize(
     "name, rank, said",
     [
-        ("qwen2_lora", 3, "q_proj with the rank 4, and network.lora_rank=3"),
+        ("qwen2_lora", 3, "q_proj with the rank 4, but network.lora_rank=3"),
         ("llama_lora", 3, "adapts lm_head, which is not a layer of attention or feed-forward"),
     ],
 )

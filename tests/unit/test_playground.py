@@ -277,7 +277,7 @@ def test_costs(text, model):
 @pytest.mark.parametrize("method", ["score", "token_costs"])
 def test_labels_that_are_no_class_are_refused(method, model):
     """The network would read them as no label."""
-    with pytest.raises(UserError, match=r"label=2 must be below network\.classes=2"):
+    with pytest.raises(UserError, match=r"label=2 must be less than network\.classes=2"):
         getattr(model, method)("to be", label=2)
 
 
@@ -350,7 +350,7 @@ def test_only_the_files_of_the_page_can_be_read(path, text):
         ({"seed": 1.5}, "seed must be a whole number"),
         ({"text": 3}, "text must be text, not 3"),
         ({"text": "\ud800"}, "half of a surrogate pair"),
-        ({"text": "a" * 33}, "the text has 33 characters, and the length is 32"),
+        ({"text": "a" * 33}, "the text has 33 characters, but the length is 32"),
         ({"text": "a" * 17, "length": 16}, "choose a greater length"),
         ({"label": 2}, "label must be a whole number from -1 to 1"),
         ({"sampler": "left_to_right"}, "sampler must be one of ancestral"),

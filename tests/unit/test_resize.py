@@ -364,7 +364,7 @@ def test_chats_are_refused(model):
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        (dict(expand_token_id=MASK), "neither the mask, 123"),
+        (dict(expand_token_id=MASK), "other than the mask 123"),
         (dict(expand_token_id=500), "must be one of the 128 ids"),
         (dict(expand_token_id=EXPAND, eos_token_id=None), "lacks eos_token_id"),
     ],

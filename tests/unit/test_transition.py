@@ -279,7 +279,7 @@ def test_the_sampler_must_take_the_steps_of_the_process():
 
     assert built(**{"sample.grid": "uniform"}).grid.shape == (21,)
     for changes in ({}, {"sample.grid": "uniform", "sample.steps": "30"}):
-        with pytest.raises(UserError, match="sample.steps=.. and sample.grid='.*' must be 20 and"):
+        with pytest.raises(UserError, match="sample.steps=.. must be 20"):
             built(**changes)
     with pytest.raises(UserError, match="objective.timesteps=40 must be process.timesteps=20"):
         built(**{"sample.grid": "uniform", "objective.timesteps": "40"})

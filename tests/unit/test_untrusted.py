@@ -95,7 +95,7 @@ def test_a_text_is_bounded_when_it_is_unpacked(ending, tmp_path, monkeypatch):
             archive.add(tmp_path / "plain", "a")
     else:
         path.write_bytes(gzip.compress(text))
-    with pytest.raises(UserError, match="more than 10,000 bytes when it is unpacked"):
+    with pytest.raises(UserError, match="more than 10,000 bytes after decompression"):
         list(formats.read(path, formats.Keys("text")))
 
 

@@ -177,5 +177,5 @@ def unpacked(path: Place) -> bytes:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if len(raw) > LARGEST:
-        raise UserError(f"{path} has more than {LARGEST:,} bytes when it is unpacked")
+        raise UserError(f"{path} has more than {LARGEST:,} bytes after decompression")
     return raw
