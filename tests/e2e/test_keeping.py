@@ -99,7 +99,7 @@ def test_the_best_that_is_damaged_is_not_replaced_by_another(whole, refused, tmp
     at = ("--workdir", workdir, "--mode", "sample", "--config.eval.checkpoint=best")
     message = refused(*at)
     gc.collect()  # what Orbax leaves of a failed read
-    assert re.search("checkpoint 4 in .* cannot be read.* of steps .4, 9.: choose", message)
+    assert re.search("checkpoint 4 in .* cannot be read.* of the steps .4, 9.: choose", message)
 
 
 @pytest.mark.parametrize("step, saved_before", [(4, 3), pytest.param(6, 6, marks=pytest.mark.slow)])

@@ -195,7 +195,7 @@ FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
         (lambda x: x.update(extra=x[f"{FIRST}A.weight"]), "holds 'extra', which is not a matrix"),
         (
             lambda x: x.update({f"{FIRST}B.weight": x[f"{FIRST}B.weight"][:31]}),
-            r"safetensors: .*lora_B.weight has the shape \(31, 4\), and \(32, 4\) is needed for "
+            r"safetensors: .*lora_B.weight has the shape \(31, 4\), but must have \(32, 4\) for "
             r"the rank 4 of adapter_config.json and .*layers.0.self_attn.q_proj.weight \(32, 32\)",
         ),
         (lambda x: x.clear(), "holds no matrices"),
