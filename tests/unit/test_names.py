@@ -47,7 +47,7 @@ def test_a_gpu_is_told_how_to_show_names():
     check_shown("cpu", "")
     check_shown("gpu", f"--xla_something=1 {GRAPHS}")
     for flags in ("", f"{GRAPHS}FUSION"):
-        with pytest.raises(UserError, match=f"needs XLA_FLAGS={GRAPHS} in front"):
+        with pytest.raises(UserError, match=f"needs XLA_FLAGS={GRAPHS} before the"):
             check_shown("gpu", flags)
 
 
