@@ -79,7 +79,7 @@ def test_killed_while_it_goes_back(copy, run, monkeypatch):
     [
         (("--back", "best"), "--back best needs checkpoint.best, the name of the evaluator"),
         (("--back", "best"), "--config.checkpoint.best=validation, also in training"),
-        (("--back", "best"), "name a step, such as --back 30, of [21, 28, 30]"),
+        (("--back", "best"), "one of the steps [21, 28, 30], such as --back 30"),
         (("--back", "x"), "--back must be a step or best, not 'x'"),
         (("--back", "21", "--mode", "eval"), "--back=21 is for --mode train"),
     ],
