@@ -118,7 +118,7 @@ def test_fewer_steps_than_a_run_has_made_are_refused(trained, run, refused, tmp_
     few = ("--workdir", own, "--config.train.num_steps=29")
     message = refused(*few)
     assert f"train.num_steps=29 is less than the 30 steps that {own} has made" in message
-    assert f"add --back STEP, with one of {sorted(steps)}" in message
+    assert f"add --back STEP, with one of the steps {sorted(steps)}" in message
     assert (own / "config.json").read_bytes() == before
     assert "30 steps" in refused(*few, "--back=30")
     assert run(*few, "--mode=eval", "--evals=ngrams").code == 0
