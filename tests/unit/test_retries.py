@@ -56,7 +56,9 @@ def test_a_run_of_somebody_else_is_not_resumed_by_sampling(number, tmp_path):
     said = errors.said(paths.place(tmp_path), resumes=False)
     with pytest.raises(UserError) as caught, said:
         raise OSError(number, "it is locked", "/disk/file")
-    assert "or copy the run to a writable directory, and repeat the command" in str(caught.value)
+    assert "or copy the run to a writable directory, and start the same command again" in str(
+        caught.value
+    )
     assert "resumes" not in str(caught.value)
 
 
