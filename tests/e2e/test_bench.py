@@ -43,7 +43,10 @@ def test_random_tokens_stand_for_any_vocabulary(run, tiny):
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("bench.parts=trian", "bench.parts has 'trian'; the parts are train, eval, sample, data"),
+        (
+            "bench.parts=trian",
+            "bench.parts contains the unknown part 'trian'. Known are train",
+        ),
         ("bench.windows=0", "bench.windows must be at least 1, not 0"),
         ("bench.random_tokens=9", "remove data from bench.parts"),
     ],

@@ -253,7 +253,7 @@ def test_an_audit_is_refused(form):
     "make, words",
     [
         (lambda: CANDI("paper"), "objective.form must be 'bound' or 'cross_entropy', not 'paper'"),
-        (lambda: GaussianMasking(3, confusion_end=0.5), "confusion_end=0.5 must rise"),
+        (lambda: GaussianMasking(3, confusion_end=0.5), "confusion_end=0.5 must satisfy 0 < "),
         (lambda: GaussianMasking(3, confusion_start=0.0), "confusion_start=0.0 and"),
         (lambda: GaussianMasking(3, confusion_start=0.46), "confusion_start=0.46 and"),
         (lambda: GaussianMasking(3, parametrisation="score"), "mixture, joint, not 'score'"),
