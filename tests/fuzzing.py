@@ -201,7 +201,8 @@ def _cache(folder: Path) -> dict[str, Target]:
 
     read()
     described = [source.fingerprint(), tokenizer.to_json(), "train"]
-    file, _ = packing.kept(described, tokenizer.vocab_size, "train", lambda: iter(()))
+    size = tokenizer.vocab_size
+    file, _ = packing.kept(source, described, size, "train", lambda: iter(()))
     record = file.parent / (file.name + ".json")
     return {"tokens": Target(file, read, True), "record of tokens": Target(record, read, True)}
 

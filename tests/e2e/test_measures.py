@@ -93,7 +93,7 @@ def test_zero_shot(run, refused, own, tiny, tmp_path):
     file = tmp_path / "ptb" / "ptb.valid.txt"
     said = refused(*at, f"--config.evals.zero_shot.path={file}")
     assert f"evals.zero_shot.path={file} is a file, but must be a folder" in said
-    assert "sets has 'c4'" in refused(*at, "--config.evals.zero_shot.sets=c4")
+    assert "sets contains the unknown name 'c4'" in refused(*at, "--config.evals.zero_shot.sets=c4")
     # A run that is to end with it says so before it trains.
     new = ("--config", tiny, "--workdir", tmp_path / "new", *given)
     new += ("--config.evals.zero_shot.final=True", "--config.evals.zero_shot.split=test")

@@ -229,8 +229,8 @@ def test_processes_with_different_settings_are_refused(together, tiny, tmp_path)
     own = ([], ["--config.train.seed=7", "--config.data.store=elsewhere"])
     (_, first, code), (_, second, other) = together(2, 1, *common, own=own)
     assert (code, other) == (2, 2)
-    assert "train.seed=7 here and 0 in process 0. Start" in second
-    assert "different settings; another process says which" in first
+    assert "train.seed=7 in this process and 0 in process 0. Start" in second
+    assert "different settings, which another process names" in first
     assert not (tmp_path / "run").exists()
 
 
@@ -295,5 +295,6 @@ def test_one_of_four_stands_still(start, together, tiny, tmp_path):
         ("localhost:1234,2,2", "INDEX must lie in 0..1, not 2"),
     ],
 )
-def test_a_wrong_address_is_refused(how, words, refused, tiny):
-    assert words in refused("--config", tiny, "--distributed", how)
+def test_a_wrong_address_is_refused(how, words, refused, tiny, tmp_path):
+    asked = "--config", tiny, "--workdir", tmp_path / "run", "--distributed", how
+    assert words in refused(*asked)

@@ -171,7 +171,7 @@ def test_a_judge_that_cannot_judge_is_refused(refused, tiny, trained, copy, tmp_
         return refuse_to_sample(refused, tiny, trained, f"judge={judge}")
 
     assert f"sample.judge={tmp_path / 'none'} holds no run" in message(tmp_path / "none")
-    assert "holds no run; 'self' is the run that samples" in message(tiny)
+    assert "holds no run; 'self' stands for the run that is sampled" in message(tiny)
     tokenizer = json.loads((copy / "tokenizer.json").read_text())
     letters, _ = tokenizer["tokenizer"], tokenizer.pop("crc32")
     letters = letters | {"alphabet": letters["alphabet"][::-1]}

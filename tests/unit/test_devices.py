@@ -29,7 +29,7 @@ def test_the_cpu_beside_an_idle_accelerator(machine):
     machine("cpu", driver=True)
     assert devices.warning() == (
         "this machine has an X, but JAX runs on the CPU: pip install Y, or set JAX_PLATFORMS=cpu "
-        "if the CPU is meant"
+        "to use the CPU"
     )
 
 

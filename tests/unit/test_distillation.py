@@ -370,7 +370,7 @@ def test_rounds_end_where_one_step_is_left(objective, rounds):
     objective.check_rounds(10 * rounds)
     most = objective.span * float(objective.step_size(jnp.int32(rounds - 1)))
     assert most <= 1.0 < most * objective.growth
-    words = f"makes {rounds + 1} rounds.*{rounds} are enough.*at most {10 * rounds} steps"
+    words = f"makes {rounds + 1} rounds.*{rounds} are enough.*to at most {10 * rounds},"
     with pytest.raises(UserError, match=words):
         objective.check_rounds(10 * rounds + 1)
     dataclasses.replace(objective, round_steps=0).check_rounds(10**6)

@@ -21,4 +21,4 @@ def test_a_lost_partner_is_no_traceback(error, is_fault, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert ("ValueError: a fault" in said) is is_fault
     assert said.count(str(error)) == 1 + is_fault
-    assert "The same command, started again in every process" in said
+    assert "repeat the command in every process" in said

@@ -171,7 +171,7 @@ def test_what_frechet_refuses():
         with pytest.raises(UserError, match=words):
             FrechetDistance(**options)
     text = types.SimpleNamespace(domain=types.SimpleNamespace(shape=(256,), unit="token"))
-    with pytest.raises(UserError, match=r"evals.q compares images; .* of the shape \(256,\)"):
+    with pytest.raises(UserError, match=r"evals.q compares images, but .* of the shape \(256,\)"):
         FrechetDistance().check(text, "evals.q")
     images = types.SimpleNamespace(domain=DOMAIN)
     FrechetDistance().check(images, "evals.q")
