@@ -215,10 +215,10 @@ def _with_mode(place: str, config: str | None) -> str:
             f"the mode must be the first argument: type md4_jax serve {place}, or md4_jax import "
             f"{place} --workdir DIR"
         )
-    modes = "train, eval, bench, plan, prepare, audit or serve"
+    modes = "train, eval, bench, plan, prepare, audit and serve"
     return (
         "the mode must be the first argument. To draw samples from the run in that directory "
-        f"type md4_jax sample {place}. The other modes are {modes}"
+        f"type md4_jax sample {place}. Other modes for a directory are {modes}"
     )
 
 

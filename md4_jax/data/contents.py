@@ -60,8 +60,8 @@ def check_same(what: str, state: Callable[[], Any], before: Any) -> None:
         if state() == before:
             return
     raise UserError(
-        f"{what} changed while it was tokenised, so those tokens are not kept. Start again when no "
-        "other program writes to this data, or take a copy of it"
+        f"{what} changed while it was read, so the result is not kept. Start again when no other "
+        "program writes to this data, or use a copy of it"
     )
 
 

@@ -32,8 +32,8 @@ class Failures:
         """Returns a warning for each evaluator, with the command that runs it again."""
         again = f"python -m md4_jax --workdir {shlex.quote(str(workdir))} --mode eval --evals"
         return "".join(
-            f"\nwarning: {told}\n  That was at step {step}, the last of {times} steps without this "
-            f"result. When it is mended, this evaluates the newest checkpoint:\n  {again} {name}"
+            f"\nwarning: {told}\n  Evaluations that failed: {times}, the last at step {step}. When "
+            f"the cause is removed, evaluate the newest checkpoint:\n  {again} {name}"
             for name, (times, step, told) in self.found.items()
         )
 

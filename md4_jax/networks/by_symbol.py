@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from md4_jax.networks.growing import symbols_read
 from md4_jax.protocols import Array, Mixture
-from md4_jax.runtime.sharding import token_groups
+from md4_jax.runtime.sharding import on_one_device
 
 # Smallest number of tokens of a sequence for each symbol, and of features, tokens times width.
 LEAST_TOKENS, LEAST = 4, 2**17
@@ -65,4 +65,4 @@ def _suits(o: Any, z: Array) -> bool:
     added = o.positions or o.local_width or o.embedding_dropout or o.lora_dropout
     plain = not (added or o.scan_blocks or o.experts or o.gaps or o.bare) and o.depth > 1
     few = symbols_read(o) * LEAST_TOKENS <= z.shape[1] and z.size * o.size >= LEAST
-    return plain and few and o.remat == "none" and token_groups() == (1, 1)
+    return plain and few and o.remat == "none" and on_one_device()

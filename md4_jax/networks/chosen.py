@@ -79,8 +79,9 @@ def suits(o: Any) -> bool:
 
     Scanned blocks are left out: slices of their stacked parameters cost as much as this saves.
     """
-    plain = not (o.scan_blocks or o.shifted or o.experts or o.gaps or o.dropout_shared)
-    return plain and o.depth > 0 and o.remat == "none"
+    plain = not (o.scan_blocks or o.shifted or o.experts or o.gaps)
+    same = not (o.dropout_shared or o.hidden_dropout)  # dropout of positions of their own
+    return plain and same and o.depth > 0 and o.remat == "none"
 
 
 def halves(chosen_BxL: Array) -> tuple[Chosen, Chosen, Array]:

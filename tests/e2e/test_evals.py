@@ -113,7 +113,7 @@ def test_training_goes_on_without_an_evaluation(run, tiny, trained, tmp_path, mo
     assert "step 25  validation: " in ended.err
     last = ended.out[ended.out.index("trained to step 30") :]
     assert f"warning: evals.validation: {said}\n" in last
-    assert "step 20, the last of 3 steps without this result" in last
+    assert "Evaluations that failed: 3, the last at step 20." in last
     assert last.endswith(f"--workdir {own} --mode eval --evals validation\n")
     same = arrays(trained)
     assert all((array == same[path]).all() for path, array in arrays(own).items())

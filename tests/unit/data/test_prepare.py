@@ -395,7 +395,7 @@ def test_a_file_that_changes_while_it_is_tokenised_is_in_no_shard(source, tmp_pa
 
             return {"text": [first._replace(read=read), second]}
 
-    with pytest.raises(UserError, match=r"b\.jsonl changed while .* tokenised.*Start again"):
+    with pytest.raises(UserError, match=r"b\.jsonl changed while it was read.*Start again"):
         prepared(Late(source.path, validation=11, test=0.1), Bytes(), "")
     assert text_of(source).count("changing") > 50
     late.write_bytes(before)
