@@ -39,8 +39,8 @@ def check_empty(folder: Place) -> None:
     # No process writes before all have checked.
     if max_over_processes(len(seen)):
         raise UserError(
-            f"{folder} is not empty but holds {', '.join(seen)}, and existing files are not "
-            "overwritten. Use another folder, or empty this one"
+            f"{folder} is not empty: it holds {', '.join(seen)}. Existing files are not "
+            "overwritten: use another folder, or empty this one"
         )
 
 

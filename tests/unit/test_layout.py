@@ -286,7 +286,7 @@ def test_nothing_is_overwritten(tmp_path):
     model.export(tmp_path / "mine")
     before = (tmp_path / "mine" / "model.safetensors").read_bytes()
     for write in (model.export, model.save):
-        with pytest.raises(UserError, match="mine is not empty, .* it holds config.json, "):
+        with pytest.raises(UserError, match="mine is not empty: it holds config.json, "):
             write(tmp_path / "mine")
     assert (tmp_path / "mine" / "model.safetensors").read_bytes() == before
     with pytest.raises(UserError, match="model.safetensors is a file, not a folder"):
@@ -386,14 +386,14 @@ def test_experts_fit_into_no_layout_of_a_plain_network(tmp_path):
     config = copy.deepcopy(model.config)
     config["network"] |= {"experts": 4, "experts_per_token": 2}
     experiment = model.experiment._replace(config=config)
-    with pytest.raises(UserError, match=r"nearest, llada, has network.experts=0; .*Use save"):
+    with pytest.raises(UserError, match="most similar, llada, needs network.experts=0; .*Use save"):
         own_layouts.layout_of(dataclasses.replace(model, experiment=experiment))
 
 
 def test_a_network_of_no_project_is_told_what_the_nearest_has(tmp_path):
     changed = {"network.norm_eps": 1e-4}
     model = md4_jax.load(peer_folder(tmp_path, "mdlm"), changed)
-    with pytest.raises(UserError, match=r"the nearest, mdlm, has network.norm_eps=1e-05. Use save"):
+    with pytest.raises(UserError, match="similar, mdlm, needs network.norm_eps=1e-05. Use save"):
         without_layout(model, tmp_path).export(tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
 
