@@ -1,9 +1,10 @@
 """Folder of a model to share: parameters, config, domain and a model card."""
 
+import contextlib
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from md4_jax.model.peer import first
 from md4_jax.protocols import UserError
 from md4_jax.runtime import tensors
 from md4_jax.runtime.distributed import is_first
+from md4_jax.runtime.errors import cause
 from md4_jax.runtime.paths import Place, replace
 from md4_jax.runtime.sharding import max_over_processes, path_name, to_host
 
@@ -44,6 +46,27 @@ def check_empty(folder: Place) -> None:
         )
 
 
+@contextlib.contextmanager
+def filling(folder: Place) -> Iterator[None]:
+    """Makes a folder whose files are written in the block.
+
+    If the system fails to write them, such as on a full disk, they are removed and UserError is
+    raised.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        before = set(folder.iterdir())
+    except OSError as error:
+        raise UserError(f"{folder} could not be made: {cause(error)}") from error
+    try:
+        yield
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            for path in set(folder.iterdir()) - before:
+                path.unlink()
+        raise UserError(f"the model could not be written to {folder}: {cause(error)}") from error
+
+
 def write(model: Any, folder: Place) -> None:
     """Writes the folder, in the first process; the config is last and marks a complete folder.
 
@@ -55,14 +78,6 @@ def write(model: Any, folder: Place) -> None:
     arrays = {path_name(path): to_host(leaf) if several else leaf for path, leaf in leaves}
     if not is_first():
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors.write(folder, arrays)
-    keep_domain(model.domain, folder)
-    if model.form is not None:
-        model.form.keep(folder)
-    if model.layout is not None:
-        model.layout.keep(folder)
-    (folder / CARD).write_text(card(model), encoding="utf-8")
     content = {
         "package": "md4_jax",
         "version": md4_jax.__version__,
@@ -70,7 +85,15 @@ def write(model: Any, folder: Place) -> None:
         "step": model.step,
         "config": model.config,
     }
-    replace(folder / FILE, json.dumps(content, indent=2) + "\n")
+    with filling(folder):
+        tensors.write(folder, arrays)
+        keep_domain(model.domain, folder)
+        if model.form is not None:
+            model.form.keep(folder)
+        if model.layout is not None:
+            model.layout.keep(folder)
+        (folder / CARD).write_text(card(model), encoding="utf-8")
+        replace(folder / FILE, json.dumps(content, indent=2) + "\n")
 
 
 def export(model: Any, folder: Place) -> Place:
@@ -92,14 +115,14 @@ def export(model: Any, folder: Place) -> Place:
         return folder
     if lost:
         print(f"warning: {lost}", file=sys.stderr)
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors.write(folder, arrays, form="pt")
-    for name, text in (files_of(model.domain.tokenizer) | layout.files).items():
-        (folder / name).write_text(text, encoding="utf-8")
-    if model.form is not None:
-        model.form.export(folder)
-    told = with_mask(told, folder, layout.mask)
-    replace(folder / FILE, json.dumps(told, indent=2) + "\n")
+    with filling(folder):
+        tensors.write(folder, arrays, form="pt")
+        for name, text in (files_of(model.domain.tokenizer) | layout.files).items():
+            (folder / name).write_text(text, encoding="utf-8")
+        if model.form is not None:
+            model.form.export(folder)
+        told = with_mask(told, folder, layout.mask)
+        replace(folder / FILE, json.dumps(told, indent=2) + "\n")
     return folder
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from md4_jax.config.schema import build_section
 from md4_jax.model import peers, peft_config
-from md4_jax.model.folder import check_empty
+from md4_jax.model.folder import check_empty, filling
 from md4_jax.model.layout import Layout, Numbered
 from md4_jax.model.origins import WEIGHT, Origin, origins
 from md4_jax.model.peer import Peer
@@ -62,9 +62,9 @@ def write(model: Any, folder: Place, base: str = "") -> Place:
     told = _config(named, options, ranks, targets(list(modules), list(layout.arrays)))
     told["task_type"] = "CAUSAL_LM" if peer.begins is not None and options.causal else None
     if is_first():
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors.write_file(folder / peft_config.ARRAYS, arrays, "pt")
-        replace(folder / peft_config.FILE, json.dumps(told, indent=2) + "\n")
+        with filling(folder):
+            tensors.write_file(folder / peft_config.ARRAYS, arrays, "pt")
+            replace(folder / peft_config.FILE, json.dumps(told, indent=2) + "\n")
     return folder
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import errno
 import json
 
 import jax
@@ -12,6 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import md4_jax
+from md4_jax.model import folder as model_folder
 from md4_jax.model import own_layouts
 from md4_jax.model.layout import Layout, Numbered, _place
 from md4_jax.protocols import UserError
@@ -276,6 +278,25 @@ def test_the_files_beside_a_checkpoint_go_back_with_it(tmp_path):
     assert not (folder / "special_tokens_map.json").exists()
     with safe_open(folder / "model.safetensors", "np") as file:
         assert file.metadata() == {"format": "pt"}
+
+
+def test_a_full_disk_leaves_no_files(tmp_path, monkeypatch):
+    """The folder can then be used again. It keeps hidden files that were there."""
+    model = md4_jax.load(peer_folder(tmp_path, "llada"))
+    (tmp_path / "mine" / ".git").mkdir(parents=True)
+
+    def full(path, text):
+        path.write_text(text[:9])
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    for write in (model.export, model.save):
+        with monkeypatch.context() as patched:
+            patched.setattr(model_folder, "replace", full)
+            with pytest.raises(UserError, match="mine: .*No space left .*: free some space$"):
+                write(tmp_path / "mine")
+        assert [path.name for path in (tmp_path / "mine").iterdir()] == [".git"]
+    model.save(tmp_path / "mine")
+    assert md4_jax.load(tmp_path / "mine").layout is not None
 
 
 def test_nothing_is_overwritten(tmp_path):
