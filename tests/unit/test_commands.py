@@ -60,8 +60,8 @@ def test_an_empty_flag_is_a_variable_that_was_not_set(flag):
         ("--workdri=a", "unknown flag --workdri: did you mean --workdir?"),
         ("--config a.py train", "argument train: the mode must be the first argument, or"),
         ("runs/q", "unknown argument runs/q: the mode must be the first argument. To draw samples "
-                   "from the run in that directory type md4_jax sample runs/q. The other"),
-        ("Q --config.seed=1", "type md4_jax sample Q. The other modes"),
+                   "from the run in that directory type md4_jax sample runs/q. Other modes"),
+        ("Q --config.seed=1", "type md4_jax sample Q. Other modes"),
         ("hf:A/B", "md4_jax serve hf:A/B, or md4_jax import hf:A/B --workdir DIR"),
         ("--config owt runs/q", "to name the directory of a run type --workdir runs/q"),
         ("a.py --workdir b", "unknown argument a.py: did you mean --config a.py?"),
