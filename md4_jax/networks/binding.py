@@ -26,7 +26,7 @@ from md4_jax.networks.shift import (
 )
 from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Params, UserError
-from md4_jax.runtime.sharding import on_one_device, token_groups
+from md4_jax.runtime.sharding import token_groups
 
 
 class Binding(NamedTuple):
@@ -100,8 +100,8 @@ class Binding(NamedTuple):
     @property
     def _computes_chosen(self) -> bool:
         """Whether `features` accepts a mask of positions, and is then faster."""
-        alone = self.platform == "cpu" and on_one_device()
-        return alone and type(self.module) is TransformerModule and chosen.suits(self.options)
+        own = type(self.module) is TransformerModule
+        return own and self.platform == "cpu" and chosen.suits(self.options)
 
     def _growing(self, variables: dict, told: dict[str, Array]) -> Denoiser:
         """Returns the denoiser of variable-length texts, where z says which tokens are present."""

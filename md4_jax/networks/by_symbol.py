@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from md4_jax.networks.chosen import apart
 from md4_jax.networks.growing import symbols_read
 from md4_jax.protocols import Array, Mixture
-from md4_jax.runtime.sharding import on_one_device
 
 # Smallest number of tokens of a sequence for each symbol, and of features, tokens times width.
 LEAST_TOKENS, LEAST = 4, 2**17
@@ -59,10 +59,8 @@ def symbols_of(module: Any, z: Array | Mixture) -> Symbols | None:
 def _suits(o: Any, z: Array) -> bool:
     """Whether the first block's input at a token depends only on its symbol, and symbols are few.
 
-    That must also hold for each sequence: all tokens of it have the same condition. Not used on a
-    mesh, nor in scanned blocks, which all have the same program.
+    All tokens of a sequence have the same condition.
     """
     added = o.positions or o.local_width or o.embedding_dropout or o.lora_dropout
-    plain = not (added or o.scan_blocks or o.experts or o.gaps or o.bare) and o.depth > 1
     few = symbols_read(o) * LEAST_TOKENS <= z.shape[1] and z.size * o.size >= LEAST
-    return plain and few and o.remat == "none" and on_one_device()
+    return apart(o) and few and not (added or o.bare) and o.depth > 1

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.protocols import Array
+from md4_jax.runtime.sharding import on_one_device
 
 # Fraction of a batch's positions that are computed first. Antithetic times mask half of the tokens
 # of a batch, +- 0.013 if it has 1,024.
@@ -74,14 +75,20 @@ def is_mask(index: Array | None) -> bool:
     return index is not None and index.dtype == bool
 
 
-def suits(o: Any) -> bool:
-    """Whether the last block of a transformer with these options can compute fewer positions.
+def apart(o: Any) -> bool:
+    """Whether the first and the last block of a transformer may have programs of their own.
 
-    Scanned blocks are left out: slices of their stacked parameters cost as much as this saves.
+    Scanned blocks have the same program: slices of their stacked parameters would cost as much as
+    it saves.
     """
-    plain = not (o.scan_blocks or o.shifted or o.experts or o.gaps)
+    plain = not (o.scan_blocks or o.experts or o.gaps)
+    return plain and o.remat == "none" and on_one_device()
+
+
+def suits(o: Any) -> bool:
+    """Whether the last block of a transformer with these options can compute fewer positions."""
     same = not (o.dropout_shared or o.hidden_dropout)  # dropout of positions of their own
-    return plain and same and o.depth > 0 and o.remat == "none"
+    return apart(o) and same and not o.shifted and o.depth > 0
 
 
 def halves(chosen_BxL: Array) -> tuple[Chosen, Chosen, Array]:
