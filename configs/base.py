@@ -22,6 +22,8 @@ def get_config() -> ConfigDict:
                 chat_template="",  # folder or file of its template; '': the tokenizer's
                 store="",  # directory for the tokens of large texts, also gs://; '': the cache
                 detokenise="",  # rules that undo word tokenisation: wikitext | ptb | lm1b | ...
+                autoencoder="",  # folder that turns images into codes (docs/images.md); '': pixels
+                autoencoder_pixels="auto",  # black and white of it: auto | unit | signed
             ),
             tokenizer=dict(
                 name="text8",  # text8 | characters | bytes | bpe | proteins

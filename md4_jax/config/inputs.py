@@ -11,6 +11,7 @@ from md4_jax.config import load as config_lib
 from md4_jax.config.load import merged
 from md4_jax.config.schema import build_section, class_of, options_from
 from md4_jax.data.chat import Chat
+from md4_jax.data.codes import CodeDomain, CodedImages, found_autoencoder
 from md4_jax.data.conversations import Conversations
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.detokenise import Detokenised
@@ -45,10 +46,11 @@ def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple
     if begins and initial is not None and not exists(initial / config_lib.FILE):
         raise UserError(f"train.initial={config['train']['initial']} holds no run{PUBLISHED}")
     chat = chats.of_run(config, workdir, initial)
-    source = _source(config["data"], chat)
     kept = workdir / DOMAIN_FILE if workdir else None
     if kept is not None and kept.exists():
-        return _with_chat(read_domain(kept, length, foreign.load), chat), source
+        domain = read_domain(kept, length, foreign.load)
+        return _with_chat(domain, chat), _source(_coded_as(domain, config["data"]), chat)
+    source = _source(config["data"], chat)
 
     def tokenizer() -> Any:
         learned = _tokenizer_of_initial(config)
@@ -114,7 +116,15 @@ def _corpus(section: Mapping[str, Any], domain: Domain) -> Corpus:
         )
     if isinstance(domain, TextDomain):
         domain = dataclasses.replace(domain, length=options.length)
+    section = _coded_as(domain, section)
     return corpus_of(_source(section, getattr(domain, "chat", None)), domain, options)
+
+
+def _coded_as(domain: Domain, section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the section with the autoencoder of the domain, which is that of the run."""
+    if not isinstance(domain, CodeDomain):
+        return section
+    return {**section, "autoencoder": str(domain.autoencoder.folder), "autoencoder_pixels": "auto"}
 
 
 def _source(section: Mapping[str, Any], chat: Chat | None) -> Any:
@@ -132,6 +142,9 @@ def _source(section: Mapping[str, Any], chat: Chat | None) -> Any:
             )
         form = chat or chats.named(section)
         return Conversations(source, form, options_from(DataOptions, section).turns)
+    if section.get("autoencoder"):
+        pixels = options_from(DataOptions, section).autoencoder_pixels
+        return CodedImages(source, found_autoencoder(section["autoencoder"], pixels))
     return Detokenised(source, rules) if rules else source
 
 

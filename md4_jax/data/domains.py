@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from md4_jax.data import tokenizers
 from md4_jax.data.chat import Chat
+from md4_jax.data.codes import CodeDomain
 from md4_jax.data.labelled import classes
 from md4_jax.data.names import Load, UnknownClass, class_of
 from md4_jax.data.pixels import PixelDomain
@@ -22,12 +23,15 @@ class Domain(Protocol):
 
     vocab_size  symbols are the integers 0..vocab_size-1
     shape       shape of one example: (256,) for text, (32, 32, 3) for an image
-    unit        name of one symbol in reports: "token", "character" or "dimension"
+    unit        name of one symbol in reports: "token", "character", "dimension" or "code"
     labels      names of the classes of examples, in order; () without classes
 
     The symbols of an example, in row-major order, are a sequence of L = prod(shape) symbols.
     Objectives, processes and samplers work on sequences [B, L] and do not know the shape.
-    A domain also has `from_json(fields, load)`, a class method; see `domain_from_json`.
+    A domain also has `from_json(fields, load)`, a class method; see `domain_from_json`. Domains of
+    images, of shape (rows, columns, channels), have `picture`, the shape (H, W, C) of the images.
+    A domain may have files of its own: `keep(directory)` writes them, and `beside(directory)`
+    returns the domain with those of a directory.
     """
 
     vocab_size: int
@@ -98,7 +102,7 @@ class TextDomain:
         return cls(tokenizer, fields["length"], tuple(fields.get("labels", ())))
 
 
-DOMAINS = {"text": TextDomain, "pixels": PixelDomain}
+DOMAINS = {"text": TextDomain, "pixels": PixelDomain, "codes": CodeDomain}
 
 
 def domain_from_json(text: str, length: int, load: Load | None = None) -> Domain:
@@ -141,6 +145,8 @@ def keep_domain(domain: Domain, workdir: Place) -> None:
     chat = getattr(domain, "chat", None)
     if chat is not None and Chat.kept(workdir) is None:
         chat.keep(workdir)
+    if hasattr(domain, "keep"):
+        domain.keep(workdir)
     kept = workdir / DOMAIN_FILE
     if not kept.exists():
         fields = json.loads(domain.to_json())
@@ -158,7 +164,7 @@ def stored_domain(workdir: Place, length: int, load: Load | None = None) -> Doma
 def read_domain(kept: Place, length: int, load: Load | None = None) -> Domain:
     """Reads a domain file; UserError, which names the file, if it is truncated or changed."""
     try:
-        return domain_from_json(_checked(kept.read_text(encoding="utf-8")), length, load)
+        domain = domain_from_json(_checked(kept.read_text(encoding="utf-8")), length, load)
     except UnknownClass as error:
         raise UserError(f"{kept}: {error}") from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError) as error:
@@ -167,6 +173,7 @@ def read_domain(kept: Place, length: int, load: Load | None = None) -> Domain:
             "it from a copy. If you have none, move the file away and repeat the command that "
             "trained the run: with the same data it makes the same tokenizer"
         ) from error
+    return domain.beside(kept.parent) if hasattr(domain, "beside") else domain
 
 
 def _checked(text: str) -> str:

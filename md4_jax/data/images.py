@@ -42,22 +42,33 @@ class ImageSource:
 
         They are encoded once and stored, one byte per symbol. UserError if an image has no class.
         """
-        domain, context = self.domain(), {}
+        domain = self.domain()
 
         def symbols() -> Iterator[np.ndarray]:
             return (domain.encode(piece).ravel() for piece in self.images(split))
 
-        tokens = self._kept("images", split, domain.levels, symbols)
+        tokens = self.kept("images", split, domain.levels, symbols)
         tokens = tokens.reshape(-1, math.prod(domain.shape))
-        if domain.labels:
-            numbers = lambda: [self._classes(split, len(domain.labels))]  # noqa: E731
-            context["label"] = self._kept("labels", split, len(domain.labels), numbers)
-            if len(context["label"]) != len(tokens):
-                raise UserError(
-                    f"the {split} split has {len(tokens):,} images and "
-                    f"{len(context['label']):,} labels"
-                )
-        return Rows(tokens, context, augment=Mirror(domain.shape) if self.flip else None)
+        mirror = Mirror(domain.shape) if self.flip else None
+        return Rows(tokens, self.context(split, len(tokens)), augment=mirror)
+
+    def context(self, split: str, count: int) -> dict[str, np.ndarray]:
+        """Returns the classes of the `count` images of a split, memory-mapped, as 'label'.
+
+        {} without classes. UserError if an image has no class.
+        """
+        size = len(self.domain().labels)
+        if not size:
+            return {}
+        found = self.kept("labels", split, size, lambda: [self._classes(split, size)])
+        if len(found) != count:
+            raise UserError(f"the {split} split has {count:,} images and {len(found):,} labels")
+        return {"label": found}
+
+    def kept(self, what: str, split: str, size: int, pieces: packing.Pieces) -> np.ndarray:
+        """Returns integers below `size` of a split, memory-mapped, computed once and stored."""
+        described = [self._fingerprint, split, what, size]
+        return packing.opened(*packing.kept(self, described, size, split, pieces))
 
     def _classes(self, split: str, count: int) -> np.ndarray:
         """Returns the classes of a split; UserError for an invalid class, such as -1."""
@@ -74,10 +85,6 @@ class ImageSource:
     @functools.cached_property
     def _fingerprint(self) -> str:
         return self.fingerprint()
-
-    def _kept(self, what: str, split: str, size: int, pieces: packing.Pieces) -> np.ndarray:
-        described = [self._fingerprint, split, what, size]
-        return packing.opened(*packing.kept(self, described, size, split, pieces))
 
 
 class Mirror(NamedTuple):

@@ -42,6 +42,11 @@ class PixelDomain:
     def vocab_size(self) -> int:
         return self.levels
 
+    @property
+    def picture(self) -> tuple[int, ...]:
+        """Shape (H, W, C) of the images: the domain's own shape."""
+        return self.shape
+
     def encode(self, images: Array) -> np.ndarray:
         """Returns the symbols [..., L] of images uint8 [..., H, W, C], as uint8."""
         levels = (np.asarray(images).astype(np.uint16) * self.levels) >> 8

@@ -1,12 +1,15 @@
 """Quality of sampled images: Frechet distance, precision and recall, nearest neighbours."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from md4_jax.data.corpus import Corpus
+from md4_jax.data.units import CODE
 from md4_jax.evals import report, sets
 from md4_jax.evals.context import Context, OnSplit, check_least
 from md4_jax.evals.features import RandomFeatures
@@ -60,8 +63,8 @@ class FrechetDistance(OnSplit):
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns distance, precision, recall, and distances to the nearest training images."""
-        domain = experiment.domain
-        rows, labels = spread(context.corpus(self.data), self.split, self.num)
+        domain, corpus = experiment.domain, context.corpus(self.data)
+        rows, labels = spread(corpus, self.split, self.num)
         if len(rows) < 2:
             raise UserError(
                 f"evals.{context.name}: the {self.split} split has {len(rows)} image, but the "
@@ -76,12 +79,13 @@ class FrechetDistance(OnSplit):
         )
         if jax.process_index() != 0:
             return {}
-        samples = decoded(domain, drawn.tokens)
+        samples = domain.decode(drawn.tokens)
+        real = functools.partial(pictures, corpus, self.split, rows)
         result = {
             "split": self.split,
             "samples": len(samples),
             "images": len(rows),
-            **self._compared(samples, rows, domain, context),
+            **self._compared(samples, real, context),
         }
         if self.nearest:
             result |= self._nearest(drawn.tokens[: self.nearest], domain, context)
@@ -89,12 +93,12 @@ class FrechetDistance(OnSplit):
         return result
 
     def _compared(
-        self, samples: np.ndarray, rows: np.ndarray, domain: Any, context: Context
+        self, samples: np.ndarray, images: Callable[[], np.ndarray], context: Context
     ) -> dict[str, float]:
         """Returns the comparisons in feature space; caches the features of the images."""
         key = ("features", context.name)
         if key not in context.programs:
-            context.programs[key] = np.asarray(self.features(decoded(domain, rows)))
+            context.programs[key] = np.asarray(self.features(images()))
         found, theirs = np.asarray(self.features(samples)), context.programs[key]
         name = getattr(self.features, "distance", "frechet_distance")
         result = {name: sets.frechet_distance(found, theirs)}
@@ -105,7 +109,8 @@ class FrechetDistance(OnSplit):
 
     def _nearest(self, samples: np.ndarray, domain: Any, context: Context) -> dict[str, Any]:
         """Writes a picture of samples beside the nearest training images; returns distances."""
-        rows, away = beside_nearest(samples, context.corpus({}).stream("train"), NEIGHBOURS)
+        train, of_codes = context.corpus({}).stream("train"), domain.unit == CODE
+        rows, away = beside_nearest(samples, train, NEIGHBOURS, of_codes=of_codes)
         file = writers.write_rows(
             context.workdir / "samples", context.step, domain, rows[:SHOWN], context.name
         )
@@ -118,8 +123,7 @@ class FrechetDistance(OnSplit):
 
 def spread(corpus: Corpus, split: str, count: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns at most `count` sequences of a split, evenly spaced in it, and their labels."""
-    total = corpus.sizes([split])[split].sequences
-    wanted = np.linspace(0, total, min(count, total), endpoint=False).astype(int)
+    wanted = evenly(corpus, split, count)
     tokens, labels, first = [], [], 0
     for batch in corpus.eval_batches(split, batch_size=AT_ONCE, rows=np.arange(AT_ONCE)):
         own = wanted[(wanted >= first) & (wanted < first + AT_ONCE)] - first
@@ -130,18 +134,37 @@ def spread(corpus: Corpus, split: str, count: int) -> tuple[np.ndarray, np.ndarr
     return np.concatenate(tokens), np.concatenate(labels) if labels else None
 
 
-def decoded(domain: Any, rows: Array) -> np.ndarray:
-    """Returns the images of rows of symbols [N, L]: uint8 [N, H, W, C]."""
-    return np.stack([domain.decode(row) for row in np.asarray(rows)])
+def evenly(corpus: Corpus, split: str, count: int) -> np.ndarray:
+    """Returns the numbers of at most `count` sequences of a split, evenly spaced in it."""
+    total = corpus.sizes([split])[split].sequences
+    return np.linspace(0, total, min(count, total), endpoint=False).astype(int)
 
 
-def beside_nearest(samples: np.ndarray, train: Array, count: int) -> tuple[np.ndarray, np.ndarray]:
+def pictures(corpus: Corpus, split: str, rows: np.ndarray) -> np.ndarray:
+    """Returns the images uint8 [N, H, W, C] of which rows are the symbols, as `spread` found them.
+
+    Images of codes are read again, since an autoencoder changes them.
+    """
+    if not hasattr(corpus.source, "pictures"):
+        return corpus.domain.decode(rows)
+    wanted, found, first = evenly(corpus, split, len(rows)), [], 0
+    for piece in corpus.source.pictures(split):
+        found.append(piece[wanted[(wanted >= first) & (wanted < first + len(piece))] - first])
+        first += len(piece)
+    return np.concatenate(found)
+
+
+def beside_nearest(
+    samples: np.ndarray, train: Array, count: int, *, of_codes: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Finds the training images nearest to samples [N, L] in the values of their symbols.
 
     Returns a sample and its `count` nearest images in each row, nearest first [N, 1 + count, L],
-    and the root mean square distance over dimensions to the nearest one [N].
+    and the distance to the nearest one [N]: the root mean square over dimensions, or, for symbols
+    that are codes, the fraction of them that differ.
     """
     images = train.reshape(-1, samples.shape[1])
-    index, away = sets.nearest(samples, images, count)
+    index, away = sets.nearest(samples, images, count, sets.differing if of_codes else None)
     rows = np.concatenate([samples[:, None], images[index]], axis=1)
-    return rows, np.sqrt(away[:, 0] / samples.shape[1])
+    mean = away[:, 0] / samples.shape[1]
+    return rows, mean if of_codes else np.sqrt(mean)

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from md4_jax.data.units import OF_IMAGES, UNITS
 from md4_jax.evals.metrics import perplexity
 from md4_jax.protocols import PARTS
 
 
 def line(result: dict[str, Any]) -> str:
     """Formats a result: '<= 2.345 +- 0.012 bits/token, ...'; without '<=' if it is exact."""
-    unit = next(u for u in ("character", "dimension", "token") if f"bits_per_{u}" in result)
+    unit = next(u for u in UNITS if f"bits_per_{u}" in result)
     parts = {part: result.get(f"{part}_bits_per_token") for part in PARTS}
     sign = "" if result["exact"] else "<= "
     other = ", ".join(f"{part} {bits:z.4f}" for part, bits in parts.items() if bits)
@@ -24,7 +25,7 @@ def line(result: dict[str, Any]) -> str:
     words = [f"{said(f'bits_per_{unit}', '.4f')} bits/{unit}{other}"]
     if "bits_per_byte" in result and result["bytes"] != result["tokens"]:
         words.append(f"{said('bits_per_byte', '.4f')} bits/byte")
-    if unit != "dimension":
+    if unit not in OF_IMAGES:
         words.append(f"perplexity {said('perplexity', '.2f')}")
     # Of a text with few words it may be too large for a float.
     most = perplexity(math.inf)
@@ -89,7 +90,7 @@ def learned(process: Any, domain: Any, most: int = 10) -> str:
 
 def _symbol(domain: Any, symbol: int) -> str:
     """Returns the text of a symbol in quotes, or the level of a pixel."""
-    return str(symbol) if domain.unit == "dimension" else repr(domain.decode([symbol]))
+    return str(symbol) if domain.unit in OF_IMAGES else repr(domain.decode([symbol]))
 
 
 def ladder(

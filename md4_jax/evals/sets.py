@@ -1,5 +1,7 @@
 """Comparisons of two sets of points: Frechet distance, precision and recall, nearest points."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 AT_ONCE = 1000  # rows
@@ -56,17 +58,31 @@ def _within(points: np.ndarray, others: np.ndarray, neighbours: int) -> np.ndarr
     return found
 
 
-def nearest(points: np.ndarray, others: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the `count` others nearest to each point, in order: (indices, squared distances)."""
+def nearest(
+    points: np.ndarray,
+    others: np.ndarray,
+    count: int,
+    distances: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the `count` others nearest to each point, in order: (indices, distances).
+
+    distances  of all pairs; None: squared ones
+    """
+    distances = distances or squares
     index = np.zeros((len(points), 0), int)
     best = np.zeros((len(points), 0))
     for first in range(0, len(others), AT_ONCE):
-        away = squares(points, others[first : first + AT_ONCE])
+        away = distances(points, others[first : first + AT_ONCE])
         numbers = np.broadcast_to(np.arange(first, first + away.shape[1]), away.shape)
         index, best = np.hstack([index, numbers]), np.hstack([best, away])
         order = np.argsort(best, axis=1, kind="stable")[:, :count]
         index, best = (np.take_along_axis(a, order, axis=1) for a in (index, best))
     return index, best
+
+
+def differing(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Counts the columns in which the rows of all pairs differ [N, M]."""
+    return np.stack([np.sum(row != other, axis=1) for row in one])
 
 
 def squares(one: np.ndarray, other: np.ndarray) -> np.ndarray:

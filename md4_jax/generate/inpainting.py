@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from md4_jax.generate.pictures import size
 from md4_jax.options import PromptOptions
 from md4_jax.protocols import Prompt, UserError
 from md4_jax.runtime.paths import place
@@ -33,7 +34,7 @@ def prompts(options: PromptOptions, domain: Any, example: Example | None) -> lis
     length = int(np.prod(domain.shape))
     if not (options.inpaint or options.image_from):
         return [Prompt(np.zeros(length, np.int32), np.zeros(length, bool))]
-    stays = np.repeat(~_to_fill(options, domain).ravel(), domain.shape[2])
+    stays = np.repeat(~_symbols_to_fill(options, domain).ravel(), domain.shape[2])
     if options.inpaint:
         rows = [domain.encode(_image(options.inpaint, "sample.inpaint", domain))]
     elif example is None:
@@ -87,9 +88,16 @@ def _examples(options: PromptOptions) -> list[tuple[str, int]]:
     return [(split, int(number)) for number in numbers.split(",")]
 
 
+def _symbols_to_fill(options: PromptOptions, domain: Any) -> np.ndarray:
+    """Returns the places to fill in, bool [rows, columns]: those with a pixel to fill in."""
+    pixels = _to_fill(options, domain)
+    rows, columns = domain.shape[:2]
+    return pixels.reshape(rows, len(pixels) // rows, columns, -1).any(axis=(1, 3))
+
+
 def _to_fill(options: PromptOptions, domain: Any) -> np.ndarray:
     """Returns the pixels to fill in, bool [H, W]."""
-    height, width = domain.shape[:2]
+    height, width = size(domain)[:2]
     if options.mask:
         return _image(options.mask, "sample.mask", domain)[..., 0] >= 128
     top, left, rows, columns = _box(options)
@@ -105,7 +113,7 @@ def _to_fill(options: PromptOptions, domain: Any) -> np.ndarray:
 
 def _image(path: str, key: str, domain: Any) -> np.ndarray:
     """Reads an image of the data's size, grey or RGB like the data: uint8 [H, W, C]."""
-    height, width, channels = domain.shape
+    height, width, channels = size(domain)
     try:
         with place(path, key).open("rb") as file, Image.open(file) as image:
             values = np.asarray(image.convert("L" if channels == 1 else "RGB"))
@@ -116,4 +124,4 @@ def _image(path: str, key: str, domain: Any) -> np.ndarray:
             f"{key}={path} has {values.shape[0]} x {values.shape[1]} pixels (height x width), but "
             f"the images of this run have {height} x {width}"
         )
-    return values.reshape(domain.shape)
+    return values.reshape(size(domain))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from md4_jax.generate.pictures import BLANK, factor, has_pictures
+from md4_jax.generate.pictures import BLANK, factor, has_pictures, size
 from md4_jax.generate.traces import MASK, Trajectory
 from md4_jax.runtime.paths import Place
 
@@ -16,6 +16,14 @@ PAGE, STYLE, SCRIPT = (Path(__file__).with_name(f"trace.{end}") for end in ("htm
 # Smaller changes of a probability are omitted.
 RESOLUTION = 0.02
 ENLARGED = 2  # pixels on the page per pixel of an image grid
+
+
+def supports(domain: Any) -> bool:
+    """Returns whether the page can show a domain: text, or images whose symbols are levels.
+
+    The image of a code depends on the codes around it.
+    """
+    return not has_pictures(domain) or size(domain) == tuple(domain.shape)
 
 
 def write(paths: Sequence[Trajectory], file: Place, title: str, domain: Any) -> None:

@@ -21,18 +21,29 @@ def has_pictures(domain: Any) -> bool:
     return len(getattr(domain, "shape", ())) == 3
 
 
+def size(domain: Any) -> tuple[int, ...]:
+    """Returns the shape (H, W, C) of the images of a domain; `shape` is that of their symbols."""
+    return getattr(domain, "picture", domain.shape)
+
+
 def coloured(domain: Any, z: np.ndarray) -> np.ndarray:
     """Returns the RGB images uint8 [..., H, W, 3] of symbols [..., L].
 
-    A pixel with a channel that is a mask, or not reached yet (-1), has the colour BLANK.
+    A pixel with a channel that is a mask, or not reached yet (-1), has the colour BLANK. So have
+    the pixels of a code.
     """
     z = np.asarray(z)
     unknown = (z < 0) | (z >= domain.vocab_size)
-    rows = np.where(unknown, 0, z).reshape(-1, z.shape[-1])
-    images = np.stack([domain.decode(row) for row in rows])
+    images = domain.decode(np.where(unknown, 0, z).reshape(-1, z.shape[-1]))
     images = np.broadcast_to(images, (*images.shape[:-1], 3))
-    blank = unknown.reshape(-1, *domain.shape).any(axis=-1, keepdims=True)
+    blank = of_pixels(domain, unknown.reshape(-1, *domain.shape).any(axis=-1))
     return np.where(blank, np.uint8(BLANK), images).reshape(*z.shape[:-1], *images.shape[1:])
+
+
+def of_pixels(domain: Any, places: np.ndarray) -> np.ndarray:
+    """Repeats values of places [N, rows, columns] for each of their pixels: [N, H, W, 1]."""
+    factor = size(domain)[0] // domain.shape[0]
+    return places.repeat(factor, axis=1).repeat(factor, axis=2)[..., None]
 
 
 def factor(shape: Sequence[int]) -> int:
@@ -73,7 +84,7 @@ def read(file: Place) -> np.ndarray:
 
 def samples(domain: Any, tokens: np.ndarray, file: Place) -> None:
     """Writes samples [N, L] as one PNG, in rows from left to right."""
-    save(grid(square(coloured(domain, tokens)), factor(domain.shape)), file)
+    save(grid(square(coloured(domain, tokens)), factor(size(domain))), file)
 
 
 def filled_in(
@@ -87,4 +98,4 @@ def filled_in(
     each = tokens.reshape(len(prompts), -1, tokens.shape[-1])
     seen = np.where(prompt_mask.reshape(each.shape)[:, 0], originals, -1)
     columns = np.concatenate([originals[:, None], seen[:, None], each], axis=1)
-    save(grid(coloured(domain, columns.swapaxes(0, 1)), factor(domain.shape)), file)
+    save(grid(coloured(domain, columns.swapaxes(0, 1)), factor(size(domain))), file)

@@ -52,14 +52,15 @@ def write_samples(
 def write_pictures(
     directory: Place, step: int, domain: Any, samples: Any, prompts: Sequence[Prompt]
 ) -> Place:
-    """Writes step_N.png, and step_N.npy with the symbols uint8 [N, H, W, C].
+    """Writes step_N.png, and step_N.npy with the symbols, uint8 (codes: uint16) [N, H, W, C].
 
     With images as prompts also step_N.inpaint.png: originals, sampler inputs, samples.
     """
     path = directory / f"{_new_stem(directory, step, '.png')}.png"
     pictures.samples(domain, samples.tokens, path)
     with path.with_suffix(".npy").open("wb") as file:
-        np.save(file, samples.tokens.reshape(-1, *domain.shape).astype(np.uint8))
+        symbols = samples.tokens.reshape(-1, *domain.shape)
+        np.save(file, symbols.astype(np.min_scalar_type(domain.vocab_size - 1)))
     if samples.prompt_mask.any():
         inpainted = path.with_suffix(".inpaint.png")
         pictures.filled_in(domain, prompts, samples.tokens, samples.prompt_mask, inpainted)
@@ -70,7 +71,7 @@ def write_rows(directory: Place, step: int, domain: Any, rows: np.ndarray, name:
     """Writes rows of images, symbols [N, M, L], as step_N.NAME.png."""
     ending = f".{name}.png"
     path = directory / f"{_new_stem(directory, step, ending)}{ending}"
-    scale = pictures.factor(domain.shape)
+    scale = pictures.factor(pictures.size(domain))
     pictures.save(pictures.grid(pictures.coloured(domain, rows), scale), path)
     return path
 
@@ -112,14 +113,16 @@ def trace(samples: Place, drawn: Any, experiment: Any, params: Params) -> list[P
         frames, number = drawn.path(n)
         found.append(traces.trajectory(frames, drawn.prompt_mask[n], domain, number))
     gif, page = samples.with_suffix(".gif"), samples.with_suffix(".html")
-    made = [gif, page]
+    made = [gif]
     if pictures.has_pictures(domain):
         made.insert(0, samples.with_suffix(".path.png"))
         image_traces.paths(domain, drawn.frames[0][0, :, : pictures.TRACED], made[0])
         image_traces.gif(found[0], gif, domain)
     else:
         traces.gif(found[0], gif)
-    pages.write(found, page, f"{samples.stem}: {settings(experiment)}", domain)
+    if pages.supports(domain):
+        made.append(page)
+        pages.write(found, page, f"{samples.stem}: {settings(experiment)}", domain)
     for learned, values in params["process"].learned().items():
         symbols = [traces.word(domain, i) for i in range(domain.vocab_size)]
         times = figures.reveal_times(

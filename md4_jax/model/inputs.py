@@ -9,6 +9,7 @@ import numpy as np
 
 from md4_jax.config import foreign
 from md4_jax.config.judging import Others
+from md4_jax.data.units import OF_IMAGES
 from md4_jax.evals import guides
 from md4_jax.experiment import Experiment
 from md4_jax.options import PromptOptions
@@ -18,8 +19,8 @@ from md4_jax.protocols import UserError
 
 def check_text(domain: Any, method: str, text: Any) -> None:
     """Raises UserError if the model's domain is not text, or `text` is not a string."""
-    if domain.unit == "dimension" or not hasattr(domain, "encode"):
-        has = "images" if domain.unit == "dimension" else f"{domain.unit}s"
+    if domain.unit in OF_IMAGES or not hasattr(domain, "encode"):
+        has = "images" if domain.unit in OF_IMAGES else f"{domain.unit}s"
         raise UserError(f"{method} takes text, and this model has {has}")
     if not isinstance(text, str):
         raise UserError(f"{method} takes text, not {text!r}")

@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from md4_jax.config import load as config_lib
+from md4_jax.data.units import UNITS
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, exists
 from md4_jax.runtime.streams import printable
@@ -97,7 +98,7 @@ def _bits(result: dict[str, Any]) -> str:
     """Formats '<= 2.9011 +- 0.0140 bits/character'; '' without a result."""
     if not result:
         return ""
-    unit = next(u for u in ("character", "dimension", "token") if f"bits_per_{u}" in result)
+    unit = next(u for u in UNITS if f"bits_per_{u}" in result)
     sign = "" if result["exact"] else "<= "
     error = result[f"bits_per_{unit}_se"]
     spread = "" if error is None else f" +- {error:.4f}"

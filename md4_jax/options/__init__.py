@@ -35,6 +35,10 @@ class DataOptions:
                         a pod use the tokens made by one. "": the cache directory
     detokenise          name of the rules of data/detokenise.py that turn the tokens of a corpus
                         back into text: wikitext, ptb, lm1b, lambada, scientific_papers. "": none
+    autoencoder         folder of an autoencoder that turns images into codes, or hf:OWNER/NAME or
+                        hf:OWNER/NAME/FOLDER on the hub. "": the symbols are pixels
+    autoencoder_pixels  values of black and white that the autoencoder reads: "unit", 0 and 1;
+                        "signed", -1 and 1; "auto": those of its kind
     """
 
     length: int = 256
@@ -45,6 +49,8 @@ class DataOptions:
     chat_template: str = ""
     store: str = ""
     detokenise: str = ""
+    autoencoder: str = ""
+    autoencoder_pixels: str = "auto"
 
     def __post_init__(self):
         if self.windows not in ("grid", "every", "documents"):

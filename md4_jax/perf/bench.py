@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.data.corpus import Corpus
-from md4_jax.data.units import DIMENSION
+from md4_jax.data.units import OF_IMAGES
 from md4_jax.evals.likelihood import make_eval_step, reported
 from md4_jax.experiment import (
     Experiment,
@@ -90,7 +90,7 @@ def bench(experiment: Experiment, corpus: Corpus | None) -> dict[str, Any]:
             rates.append(square.flops / window(square.call, 0.3))
             rows.append(window(part.call, options.seconds))
         out[name] = _numbers(part, rows, rates)
-        if experiment.domain.unit == DIMENSION:
+        if experiment.domain.unit in OF_IMAGES:
             per_second = out[name]["tokens_per_second"]
             out[name]["images_per_second"] = per_second / experiment.data.length
         if options.names and part.text:

@@ -42,6 +42,11 @@ def _offered(model: Any) -> list[str]:
             f"{model.origin} draws texts that change their length, which the page does not "
             "support: use Model.infill or Model.watch"
         )
+    if not pages.supports(model.domain):
+        raise UserError(
+            f"{model.origin} draws images as codes of an autoencoder, which the page does not "
+            "support: use Model.sample, or --mode sample"
+        )
     return model.samplers()
 
 

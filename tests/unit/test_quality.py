@@ -106,19 +106,19 @@ def test_random_features_order_real_noised_and_noisier_images():
     def noised(share: float) -> np.ndarray:
         return np.where(rng.random(other.shape) < share, rng.integers(0, 256, other.shape), other)
 
-    theirs = kind(decoded(DOMAIN, real))
+    theirs = kind(DOMAIN.decode(real))
     assert theirs.shape == (300, 96) and theirs.dtype == np.float32
     found = [
-        sets.frechet_distance(kind(decoded(DOMAIN, x)), theirs)
+        sets.frechet_distance(kind(DOMAIN.decode(x)), theirs)
         for x in (other, noised(0.02), noised(0.1), noised(0.5))
     ]
     assert found == sorted(found) and found[2] > 2 * found[0]
     precisions = [
-        sets.precision_recall(kind(decoded(DOMAIN, x)), theirs)[0] for x in (other, noised(0.1))
+        sets.precision_recall(kind(DOMAIN.decode(x)), theirs)[0] for x in (other, noised(0.1))
     ]
     assert precisions[0] > 0.8 > precisions[1]
     # Nothing is learned, so that another process finds the same features.
-    np.testing.assert_allclose(RandomFeatures(6)(decoded(DOMAIN, real[:5])), theirs[:5], rtol=1e-5)
+    np.testing.assert_allclose(RandomFeatures(6)(DOMAIN.decode(real[:5])), theirs[:5], rtol=1e-5)
 
 
 def test_images_of_any_size_and_channels_have_features():
@@ -236,8 +236,8 @@ def test_a_run_compares_samples_with_the_split_and_keeps_its_features(monkeypatc
     np.testing.assert_array_equal(asked["context"]["label"], images.rows[wanted, 0] % 3)
     assert (found["split"], found["samples"], found["images"]) == ("train", 300, 300)
     direct = sets.frechet_distance(
-        RandomFeatures()(decoded(DOMAIN, blobs(300, 2))),
-        RandomFeatures()(decoded(DOMAIN, images.rows[wanted])),
+        RandomFeatures()(DOMAIN.decode(blobs(300, 2))),
+        RandomFeatures()(DOMAIN.decode(images.rows[wanted])),
     )
     assert found["random_feature_distance"] == pytest.approx(direct, rel=1e-6)
     assert found["precision"] > 0.7 and found["recall"] > 0.7 and found["copies"] == 0

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from md4_jax.data import contents
 from md4_jax.data.images import AT_ONCE, ImageSource
@@ -21,10 +21,12 @@ MODES = {"L": 1, "RGB": 3}
 
 @dataclasses.dataclass(frozen=True)
 class ImageFolder(ImageSource):
-    """PNG and JPEG files of equal size below a directory, all grey or all RGB, 8 bits per channel.
+    """PNG and JPEG files below a directory, all grey or all RGB, 8 bits per channel.
 
     path        a directory of files, or of one folder per class; or a directory with the folders
                 train, validation (or val) and test, each of this form
+    size        side of the squares that images are cut to: their shorter side is scaled to it, and
+                the middle is kept. 0: all images must have the same size
     levels      levels of each channel; 256 keeps the values as they are
     labels      whether class folders give the classes, numbered in the order of their names
     flip        whether training mirrors each image, left to right, with probability 1/2
@@ -41,11 +43,16 @@ class ImageFolder(ImageSource):
     flip: bool = False
     validation: float = 0.05
     test: float = 0.05
+    size: int = 0
+
+    def __post_init__(self):
+        if self.size < 0:
+            raise UserError(f"data.size must be at least 1, or 0 for no change, not {self.size}")
 
     @functools.cached_property
     def shape(self) -> tuple[int, int, int]:
         """Returns the shape of the first image, which all others must have."""
-        return _image(self._sections["train"][0]).shape
+        return self._image(self._sections["train"][0]).shape
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
@@ -56,7 +63,8 @@ class ImageFolder(ImageSource):
         """Returns a hash of the files, their classes and the sizes of the splits."""
         files = [path for paths in self._sections.values() for path in paths]
         facts = [contents.of_texts(files), [[path.parent.name, path.name] for path in files]]
-        return digest("images", facts, [*self._sections], self.validation, self.test)
+        cut = [self.size] if self.size else []
+        return digest("images", facts, [*self._sections], self.validation, self.test, *cut)
 
     def images(self, split: str) -> Iterator[np.ndarray]:
         """Yields the images of a split."""
@@ -76,11 +84,17 @@ class ImageFolder(ImageSource):
         return np.array([number[path.parent.name] for path in self._split(split)], int)
 
     def _alike(self, path: Place) -> np.ndarray:
-        found = _image(path)
+        found = self._image(path)
         if found.shape != self.shape:
             first = self._sections["train"][0]
-            raise UserError(f"{path} is {_said(found.shape)}, but {first} is {_said(self.shape)}")
+            advice = "" if self.size else ". With data.size=N all images are cut to N x N pixels"
+            raise UserError(
+                f"{path} is {_said(found.shape)}, but {first} is {_said(self.shape)}{advice}"
+            )
         return found
+
+    def _image(self, path: Place) -> np.ndarray:
+        return _image(path, self.size)
 
     def _split(self, split: str) -> list[Place]:
         check_split(split)
@@ -158,12 +172,15 @@ def _of(folder: Place) -> list[Place]:
     return sorted(found, key=lambda path: path.name)
 
 
-def _image(path: Place) -> np.ndarray:
-    """Reads an image as uint8 [H, W, C]; UserError if it is damaged or of another mode."""
+def _image(path: Place, size: int) -> np.ndarray:
+    """Reads an image as uint8 [H, W, C]; UserError if it is damaged or of another mode.
+
+    size: side of the square that it is cut to, or 0
+    """
     try:
         with path.open("rb") as file, Image.open(file) as image:
             image.load()
-            mode, values = image.mode, np.asarray(image)
+            mode, values = image.mode, np.asarray(_square(image, size) if size else image)
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
         raise UserError(f"{path} cannot be read as an image: {error}") from error
     if mode not in MODES:
@@ -171,6 +188,11 @@ def _image(path: Place) -> np.ndarray:
             f"{path} has the mode {mode}: images must be grey (L) or RGB, 8 bits a channel"
         )
     return values.reshape(*values.shape[:2], MODES[mode])
+
+
+def _square(image: Image.Image, size: int) -> Image.Image:
+    """Scales the shorter side to `size` (with antialiasing, bicubic) and keeps the middle."""
+    return ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
 
 
 def _said(shape: tuple[int, ...]) -> str:

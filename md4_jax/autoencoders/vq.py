@@ -1,0 +1,194 @@
+"""Published VQGAN: its folder, and images as codes.
+
+A folder has the layout of `VQModel` in the library diffusers: config.json, and the arrays in one
+safetensors file.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.autoencoders import layers
+from md4_jax.protocols import Array, UserError
+from md4_jax.runtime.paths import Place, replace
+from md4_jax.runtime.tensors import Tensors
+
+# Folder of a run, or of a saved model, that holds its autoencoder.
+FOLDER = "autoencoder"
+CONFIG, ARRAYS = "config.json", "diffusion_pytorch_model.safetensors"
+AT_ONCE = 16  # images
+# Type of block -> whether it has attention.
+DOWN = {"DownEncoderBlock2D": False, "AttnDownEncoderBlock2D": True}
+UP = {"UpDecoderBlock2D": False, "AttnUpDecoderBlock2D": True}
+# Values of a black and of a white pixel.
+RANGES = {"unit": (0.0, 1.0), "signed": (-1.0, 1.0)}
+# Keys of config.json that this code supports at one value only, with the library's default.
+FIXED = {"act_fn": "silu", "norm_type": "group"}
+
+
+class Autoencoder:
+    """VQGAN of a folder, as a map from images uint8 to codes and back.
+
+    folder    the folder
+    codes     size of the codebook
+    channels  channels of an image
+    factor    pixels per code, in height and in width
+    sha256    of arrays and settings: equal for autoencoders that compute the same
+    """
+
+    def __init__(self, folder: Place, pixels: str = "auto"):
+        told = _config(folder)
+        self.folder, self._config = folder, told
+        self._range = RANGES[_range(told, pixels)]
+        self._encoder, self._decoder = _stacks(folder, told)
+        self.codes, self.channels = told["num_vq_embeddings"], told["in_channels"]
+        self.factor = 2 ** (len(self._encoder.attends) - 1)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        settings = json.dumps([_range_name(self._range), _settings(self._config)], sort_keys=True)
+        found = hashlib.sha256(settings.encode())
+        for name in sorted(self._arrays):
+            found.update(name.encode() + np.asarray(self._arrays[name]).tobytes())
+        return found.hexdigest()
+
+    def encode(self, images: np.ndarray) -> np.ndarray:
+        """Returns the codes int32 [N, H / factor, W / factor] of images uint8 [N, H, W, C]."""
+        return _in_parts(functools.partial(self._encode, self._arrays), images)
+
+    def decode(self, codes: np.ndarray) -> np.ndarray:
+        """Returns the images uint8 [N, H, W, C] of codes [N, h, w]."""
+        return _in_parts(functools.partial(self._decode, self._arrays), codes)
+
+    def keep(self, folder: Place) -> None:
+        """Copies the autoencoder to a folder, unless it is there; config.json is written last."""
+        if (folder / CONFIG).exists():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ARRAYS).write_bytes((self.folder / ARRAYS).read_bytes())
+        replace(folder / CONFIG, json.dumps({**self._config, "pixels": _range_name(self._range)}))
+
+    @functools.cached_property
+    def _arrays(self) -> dict[str, np.ndarray]:
+        stored = Tensors(self.folder, ARRAYS)
+        return {name: np.asarray(stored[name], np.float32) for name in stored}
+
+    @functools.cached_property
+    def _encode(self) -> Callable[[Mapping[str, Array], Array], Array]:
+        low, high = self._range
+
+        def codes(arrays: Mapping[str, Array], images: Array) -> Array:
+            values = low + (high - low) / 255.0 * images.astype(jnp.float32)
+            vectors = layers.encoded(arrays, values, self._encoder)
+            return layers.nearest(vectors, arrays["quantize.embedding.weight"])
+
+        return jax.jit(codes)
+
+    @functools.cached_property
+    def _decode(self) -> Callable[[Mapping[str, Array], Array], Array]:
+        low, high = self._range
+
+        def images(arrays: Mapping[str, Array], codes: Array) -> Array:
+            vectors = jnp.asarray(arrays["quantize.embedding.weight"])[codes]
+            values = layers.decoded(arrays, vectors, self._decoder)
+            unit = jnp.clip((values - low) / (high - low), 0.0, 1.0)
+            return jnp.round(255.0 * unit).astype(jnp.uint8)
+
+        return jax.jit(images)
+
+
+@functools.lru_cache(maxsize=4)
+def read(folder: Place, pixels: str = "auto") -> Autoencoder:
+    """Reads the autoencoder of a folder.
+
+    pixels  values of black and white for the network: 'unit', 0 and 1; 'signed', -1 and 1; 'auto',
+            those that config.json names, else 'unit' for aMUSEd's (lookup_from_codebook), and
+            'signed' for others
+
+    UserError for a folder of another model, and for settings that are not supported.
+    """
+    return Autoencoder(folder, pixels)
+
+
+class _Shape(NamedTuple):
+    """Keys of config.json that determine the network, with the library's defaults."""
+
+    in_channels: int = 3
+    out_channels: int = 3
+    down_block_types: tuple[str, ...] = ("DownEncoderBlock2D",)
+    up_block_types: tuple[str, ...] = ("UpDecoderBlock2D",)
+    block_out_channels: tuple[int, ...] = (64,)
+    layers_per_block: int = 1
+    num_vq_embeddings: int = 256
+    norm_num_groups: int = 32
+    mid_block_add_attention: bool = True
+    lookup_from_codebook: bool = False
+
+
+def _config(folder: Place) -> dict[str, Any]:
+    """Reads config.json with the library's defaults; UserError if it is not that of a VQModel."""
+    try:
+        told = json.loads((folder / CONFIG).read_text())
+        if told.get("_class_name") != "VQModel":
+            raise ValueError(f"_class_name is {told.get('_class_name')!r}")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{folder / CONFIG} is not the config.json of an autoencoder with a codebook, VQModel "
+            f"of the library diffusers ({error})"
+        ) from error
+    for key, value in FIXED.items():
+        if told.get(key, value) != value:
+            raise UserError(
+                f"{folder / CONFIG}: {key}={told[key]!r} is not supported, only {value!r}"
+            )
+    return _Shape()._asdict() | told
+
+
+def _settings(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: told[key] for key in _Shape._fields}
+
+
+def _stacks(folder: Place, told: Mapping[str, Any]) -> tuple[layers.Stack, layers.Stack]:
+    """Returns the shapes of encoder and decoder; UserError for unknown blocks."""
+    found = []
+    for key, known in (("down_block_types", DOWN), ("up_block_types", UP)):
+        if unknown := [name for name in told[key] if name not in known]:
+            raise UserError(
+                f"{folder / CONFIG}: {key} has {unknown[0]}, but only {', '.join(known)} are "
+                "supported"
+            )
+        found.append(
+            layers.Stack(
+                tuple(known[name] for name in told[key]),
+                told["layers_per_block"],
+                told["mid_block_add_attention"],
+                told["norm_num_groups"],
+            )
+        )
+    return found[0], found[1]
+
+
+def _range(told: Mapping[str, Any], pixels: str) -> str:
+    if pixels == "auto":
+        return told.get("pixels") or ("unit" if told["lookup_from_codebook"] else "signed")
+    return pixels
+
+
+def _range_name(found: tuple[float, float]) -> str:
+    return next(name for name, values in RANGES.items() if values == found)
+
+
+def _in_parts(function: Callable[[Array], Array], rows: np.ndarray) -> np.ndarray:
+    """Applies a compiled function to AT_ONCE rows at a time, the last part filled up."""
+    found = []
+    for first in range(0, len(rows), AT_ONCE):
+        part = rows[first : first + AT_ONCE]
+        whole = np.concatenate([part, np.repeat(part[-1:], AT_ONCE - len(part), axis=0)])
+        found.append(np.asarray(function(whole))[: len(part)])
+    return np.concatenate(found)

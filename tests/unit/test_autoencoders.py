@@ -1,0 +1,147 @@
+"""Images as codes of an autoencoder: against diffusers' answers, and through the whole program."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from md4_jax import autoencoders
+from md4_jax.data.codes import CodedImages
+from md4_jax.data.sources.folders import ImageFolder
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import place
+
+PUBLISHED = Path(__file__).parents[1] / "published"
+NAMES = ("vqgan", "vqgan_amused")
+
+
+def folder_of(name: str, folder: Path, **changes) -> Path:
+    """Writes the folder of a tiny published autoencoder, with changes of its config.json."""
+    folder.mkdir(parents=True)
+    told = json.loads((PUBLISHED / f"{name}.json").read_text())["config"]
+    (folder / autoencoders.CONFIG).write_text(json.dumps(told | changes))
+    shutil.copy(PUBLISHED / f"{name}.safetensors", folder / autoencoders.ARRAYS)
+    return folder
+
+
+def answers(name: str) -> tuple[np.ndarray, ...]:
+    told = json.loads((PUBLISHED / f"{name}.json").read_text())
+    kinds = {"images": np.uint8, "codes": np.int32, "decoded": np.uint8}
+    return tuple(np.array(told[key], kind) for key, kind in kinds.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_codes_and_images_are_those_of_diffusers(name, tmp_path):
+    found = autoencoders.read(place(folder_of(name, tmp_path / "a")))
+    images, codes, decoded = answers(name)
+    assert codes.shape[1:] == (16 // found.factor, 24 // found.factor)
+    np.testing.assert_array_equal(found.encode(images), codes)
+    # Rounding to whole values may go either way.
+    np.testing.assert_allclose(found.decode(codes).astype(int), decoded, atol=1)
+
+
+def test_older_names_of_attention_are_read(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    folder = folder_of("vqgan", tmp_path / "a")
+    arrays = load_file(folder / autoencoders.ARRAYS)
+    names = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+    old = {}
+    for name, array in arrays.items():
+        for new, before in names.items():
+            if f".{new}.weight" in name:
+                array = array[:, :, None, None]  # a 1 x 1 convolution
+            name = name.replace(f".{new}.", f".{before}.")
+        old[name] = array
+    assert set(old) != set(arrays)
+    save_file(old, folder / autoencoders.ARRAYS)
+    images, codes, _ = answers("vqgan")
+    np.testing.assert_array_equal(autoencoders.read(place(folder)).encode(images), codes)
+
+
+def test_the_range_of_pixels_changes_the_codes(tmp_path):
+    folder = place(folder_of("vqgan", tmp_path / "a"))
+    images, codes, _ = answers("vqgan")
+    assert np.any(autoencoders.read(folder, "unit").encode(images) != codes)
+    np.testing.assert_array_equal(autoencoders.read(folder, "signed").encode(images), codes)
+    assert autoencoders.read(folder, "unit").sha256 != autoencoders.read(folder).sha256
+
+
+def test_a_copy_is_the_same_autoencoder_and_keeps_its_range(tmp_path):
+    own = autoencoders.read(place(folder_of("vqgan", tmp_path / "a")), "unit")
+    own.keep(place(tmp_path / "b"))
+    copy = autoencoders.read(place(tmp_path / "b"))
+    assert copy.sha256 == own.sha256
+    images = answers("vqgan")[0]
+    np.testing.assert_array_equal(copy.encode(images), own.encode(images))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"_class_name": "AutoencoderKL"}, "_class_name is 'AutoencoderKL'"),
+        ({"norm_type": "spatial"}, "norm_type='spatial' is not supported, only 'group'"),
+        ({"up_block_types": ["UpBlock2D"]}, "up_block_types has UpBlock2D, but only"),
+    ],
+)
+def test_other_autoencoders_are_refused(changes, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        autoencoders.read(place(folder_of("vqgan", tmp_path / "a", **changes)))
+
+
+def pictures(folder: Path, sizes=((16, 24),) * 10) -> None:
+    draw = np.random.default_rng(0)
+    for number, (height, width) in enumerate(sizes):
+        (folder / f"class{number % 2}").mkdir(parents=True, exist_ok=True)
+        values = draw.integers(0, 256, (height, width, 3), np.uint8)
+        Image.fromarray(values).save(folder / f"class{number % 2}" / f"{number}.png")
+
+
+def coded(tmp_path: Path, **changes) -> CodedImages:
+    pictures(tmp_path / "png")
+    options = dict(validation=2, test=2) | changes
+    source = ImageFolder(str(tmp_path / "png"), **options)
+    return CodedImages(source, autoencoders.read(place(folder_of("vqgan", tmp_path / "a"))))
+
+
+def test_rows_are_codes_of_images_and_of_mirrored_images(tmp_path):
+    plain, mirrored = coded(tmp_path), ImageFolder(str(tmp_path / "png"), flip=True, validation=2, test=2)
+    own = autoencoders.read(place(tmp_path / "a"))
+    mirrored = CodedImages(mirrored, own)
+    images = np.concatenate(list(plain._source.images("train")))
+    assert images.shape == (6, 16, 24, 3)
+    rows = plain.rows("train")
+    np.testing.assert_array_equal(rows.tokens.reshape(6, 4, 6), own.encode(images))
+    both = mirrored.rows("train")
+    np.testing.assert_array_equal(both.tokens[:6], rows.tokens)
+    np.testing.assert_array_equal(both.tokens[6:].reshape(6, 4, 6), own.encode(images[:, :, ::-1]))
+    np.testing.assert_array_equal(both.context["label"], np.tile(rows.context["label"], 2))
+    np.testing.assert_array_equal(np.concatenate(list(mirrored.pictures("train")))[6:], images[:, :, ::-1])
+    assert len(mirrored.rows("test")) == 2
+    assert plain.domain().picture == (16, 24, 3)
+    assert plain.domain().shape == (4, 6, 1)
+
+
+def test_images_that_codes_do_not_fit_are_refused(tmp_path):
+    pictures(tmp_path / "odd", ((18, 24),) * 8)
+    own = autoencoders.read(place(folder_of("vqgan", tmp_path / "a")))
+    with pytest.raises(UserError, match="one code of 4 x 4 pixels .* images of 18 x 24 pixels"):
+        CodedImages(ImageFolder(str(tmp_path / "odd")), own)
+
+
+def test_images_of_any_size_are_cut(tmp_path):
+    pictures(tmp_path / "png", ((16, 24), (40, 12), (20, 20), (13, 64)))
+    source = ImageFolder(str(tmp_path / "png"), size=12, validation=1, test=1)
+    assert source.shape == (12, 12, 3)
+    assert len(np.concatenate(list(source.images("all")))) == 4
+    with pytest.raises(UserError, match="With data.size=N all images are cut"):
+        list(ImageFolder(str(tmp_path / "png"), validation=1, test=1).images("all"))
+    # The middle of an image that already has the shorter side.
+    (tmp_path / "one").mkdir()
+    values = np.arange(12 * 20 * 3, dtype=np.uint8).reshape(12, 20, 3)
+    Image.fromarray(values).save(tmp_path / "one" / "0.png")
+    one = ImageFolder(str(tmp_path / "one"), size=12, validation=0, test=0)
+    np.testing.assert_array_equal(next(one.images("train"))[0], values[:, 4:16])
