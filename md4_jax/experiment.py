@@ -9,13 +9,13 @@ from jax.sharding import Mesh
 
 from md4_jax.options import (
     CheckpointOptions,
-    DataOptions,
     EvalOptions,
     LogOptions,
     PromptOptions,
     SampleOptions,
     TrainOptions,
 )
+from md4_jax.options.data import DataOptions
 from md4_jax.options.parts import BenchOptions, PlanOptions
 from md4_jax.protocols import Network, Objective
 from md4_jax.runtime.sharding import local_rows

@@ -20,7 +20,7 @@ from md4_jax.evals import report as eval_report
 from md4_jax.evals.samples import DrawnSamples
 from md4_jax.evals.suite import Suite, sizes_of
 from md4_jax.experiment import Experiment
-from md4_jax.options import DataOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.perf import aot as plans
 from md4_jax.perf import chips
 from md4_jax.perf.bench import bench

@@ -8,6 +8,8 @@ import struct
 import tarfile
 from pathlib import Path
 
+import autoencoder_folders
+
 from md4_jax.data.hub import HubFile
 
 WORDS = ["some", "text", "of", "the", "web", "that", "is", "there", "to", "be", "read"]
@@ -106,4 +108,22 @@ def downsampled_imagenet(cache: Path) -> None:
     prepare(cache, sizes, "downsampled_imagenet/64x64", "2.0.0", images=(features, image))
 
 
-ALL = (openwebtext, lm1b, fineweb_edu, text8, mnist, gpt2, llada, cifar10, downsampled_imagenet)
+def images_and_autoencoder(cache: Path) -> None:
+    """Writes images in folders of two classes, and a tiny autoencoder in place of aMUSEd's."""
+    autoencoder_folders.pictures(cache / "images", ((16, 20),) * 60)
+    model = cache / "hub" / "models" / "amused" / "amused-256" / "vqvae"
+    autoencoder_folders.write("vqgan_amused", model)
+
+
+ALL = (
+    images_and_autoencoder,
+    openwebtext,
+    lm1b,
+    fineweb_edu,
+    text8,
+    mnist,
+    gpt2,
+    llada,
+    cifar10,
+    downsampled_imagenet,
+)

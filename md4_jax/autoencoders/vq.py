@@ -103,7 +103,6 @@ class Autoencoder:
         return jax.jit(images)
 
 
-@functools.lru_cache(maxsize=4)
 def read(folder: Place, pixels: str = "auto") -> Autoencoder:
     """Reads the autoencoder of a folder.
 

@@ -17,7 +17,6 @@ from md4_jax.evals.rewards import NoReward
 from md4_jax.experiment import Experiment, clean_prompts
 from md4_jax.options import (
     CheckpointOptions,
-    DataOptions,
     EvalOptions,
     LogOptions,
     MeshOptions,
@@ -25,6 +24,7 @@ from md4_jax.options import (
     SampleOptions,
     TrainOptions,
 )
+from md4_jax.options.data import DataOptions
 from md4_jax.options.guide import ClassifierOptions
 from md4_jax.options.parts import BenchOptions, PlanOptions
 from md4_jax.processes.capabilities import RevealsMasks

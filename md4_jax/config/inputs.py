@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from md4_jax.autoencoders import Autoencoder
 from md4_jax.config import chats, foreign
 from md4_jax.config import load as config_lib
 from md4_jax.config.load import merged
 from md4_jax.config.schema import build_section, class_of, options_from
 from md4_jax.data.chat import Chat
-from md4_jax.data.codes import CodeDomain, CodedImages, found_autoencoder
+from md4_jax.data.codes import CodedImages, CodeDomain, found_autoencoder
 from md4_jax.data.conversations import Conversations
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.detokenise import Detokenised
@@ -27,7 +28,7 @@ from md4_jax.data.mixtures import corpus_of
 from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.data.sources.mixture import Part
 from md4_jax.data.units import DIMENSION
-from md4_jax.options import DataOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, exists, place
 
@@ -49,7 +50,7 @@ def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple
     kept = workdir / DOMAIN_FILE if workdir else None
     if kept is not None and kept.exists():
         domain = read_domain(kept, length, foreign.load)
-        return _with_chat(domain, chat), _source(_coded_as(domain, config["data"]), chat)
+        return _with_chat(domain, chat), _source(config["data"], chat, domain)
     source = _source(config["data"], chat)
 
     def tokenizer() -> Any:
@@ -116,19 +117,14 @@ def _corpus(section: Mapping[str, Any], domain: Domain) -> Corpus:
         )
     if isinstance(domain, TextDomain):
         domain = dataclasses.replace(domain, length=options.length)
-    section = _coded_as(domain, section)
-    return corpus_of(_source(section, getattr(domain, "chat", None)), domain, options)
+    return corpus_of(_source(section, getattr(domain, "chat", None), domain), domain, options)
 
 
-def _coded_as(domain: Domain, section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the section with the autoencoder of the domain, which is that of the run."""
-    if not isinstance(domain, CodeDomain):
-        return section
-    return {**section, "autoencoder": str(domain.autoencoder.folder), "autoencoder_pixels": "auto"}
+def _source(section: Mapping[str, Any], chat: Chat | None, domain: Domain | None = None) -> Any:
+    """Makes the source of a section; `chat` formats its conversations, if it has any.
 
-
-def _source(section: Mapping[str, Any], chat: Chat | None) -> Any:
-    """Makes the source of a section; `chat` formats its conversations, if it has any."""
+    domain: that of the run, whose autoencoder makes the codes of images; None for a new run
+    """
     if section.get("parts"):
         own = {key: value for key, value in section.items() if key != "parts"}
         return build_section("data", own, parts=_parts(section, chat))
@@ -143,9 +139,16 @@ def _source(section: Mapping[str, Any], chat: Chat | None) -> Any:
         form = chat or chats.named(section)
         return Conversations(source, form, options_from(DataOptions, section).turns)
     if section.get("autoencoder"):
-        pixels = options_from(DataOptions, section).autoencoder_pixels
-        return CodedImages(source, found_autoencoder(section["autoencoder"], pixels))
+        return CodedImages(source, _autoencoder(section, domain))
     return Detokenised(source, rules) if rules else source
+
+
+def _autoencoder(section: Mapping[str, Any], domain: Domain | None) -> Autoencoder:
+    """Returns the autoencoder of a run's domain; for a new run, that of the section."""
+    if isinstance(domain, CodeDomain):
+        return domain.autoencoder
+    options = options_from(DataOptions, section)
+    return found_autoencoder(options.autoencoder, options.autoencoder_pixels)
 
 
 @contextlib.contextmanager

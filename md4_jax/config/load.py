@@ -12,7 +12,7 @@ import md4_jax
 from md4_jax.config.mistakes import ELSEWHERE, all_of
 from md4_jax.config.older import added, with_current_names
 from md4_jax.config.values import parse
-from md4_jax.options import DataOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime import paths
 from md4_jax.runtime.commit import commit

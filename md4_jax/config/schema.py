@@ -24,7 +24,6 @@ from md4_jax.networks import NETWORKS
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.options import (
     CheckpointOptions,
-    DataOptions,
     EvalOptions,
     LogOptions,
     MeshOptions,
@@ -32,6 +31,7 @@ from md4_jax.options import (
     SampleOptions,
     TrainOptions,
 )
+from md4_jax.options.data import DataOptions
 from md4_jax.options.guide import ClassifierOptions
 from md4_jax.options.parts import BenchOptions, PlanOptions
 from md4_jax.processes import PROCESSES

@@ -12,7 +12,7 @@ from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain
 from md4_jax.data.sequences import Rows, SplitSize, Windows
 from md4_jax.data.shards import TokenShards
 from md4_jax.data.sources.splits import NoText
-from md4_jax.options import DataOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.paths import Place, cache_root
 from md4_jax.runtime.sharding import max_over_processes

@@ -16,7 +16,7 @@ import md4_jax
 from md4_jax.config import build, inputs, runs, schema
 from md4_jax.data.corpus import Corpus
 from md4_jax.experiment import rows_of
-from md4_jax.options import DataOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.training.writers import tag
 
 

@@ -56,6 +56,10 @@ SMALL = {
 }
 # What sources need besides to read the stand-ins in a folder.
 OWN = {
+    "images": {
+        "data.path": "{folder}/images", "data.size": "16", "data.length": "64",
+        "network.classes": "2",
+    },
     "cifar10": {"data.path": "{folder}/cifar10.bin", "data.test": "20"},
     "tfds_images": {
         "data.data_dir": "{folder}", "data.image_shape": "(16, 16, 3)", "data.length": "768"

@@ -3,11 +3,13 @@
 import json
 import re
 
+import autoencoder_folders as autoencoders
 import numpy as np
 import pytest
 from events import events_of
 from PIL import Image
 
+import md4_jax
 from md4_jax.data import Digits
 
 FLAGS = [
@@ -103,3 +105,50 @@ def test_quality_and_guidance_from_the_command_line(digits, run):
     assert found["random_feature_distance"] > 0 and 0 <= found["recall"] <= 1
     assert (found["samples"], found["images"], found["copies"]) == (12, 12, 0)
     assert found["picture"].endswith("step_00000006.quality.png")
+
+
+CODES = [
+    f"--config.{word}"
+    for word in (
+        "data.name=images", "data.levels=256", "data.length=24", "data.validation=8", "data.test=8",
+        "network.classes=2", "network.patch=1", "evals.quality.name=frechet", "evals.quality.num=6",
+        "evals.quality.split=test", "evals.quality.nearest=2", "evals.quality.final=True",
+        "sample.trace=True",
+    )
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_images_as_codes_of_an_autoencoder(run, tmp_path):
+    folder, png = tmp_path / "vqgan", tmp_path / "png"
+    autoencoders.write("vqgan", folder)
+    autoencoders.pictures(png, ((16, 24),) * 24)
+    data = [f"--config.data.path={png}", f"--config.data.autoencoder={folder}"]
+    workdir = tmp_path / "run"
+    ended = run("--config", "configs/digits.py", "--workdir", workdir, *FLAGS, *CODES, *data)
+    assert ended.code == 0, ended
+    assert "train: 8 images, 192 codes" in ended.out and " bits/code" in ended.out
+    assert "4 samples of 24 codes from step 6" in ended.out
+    # Everything after training needs the run alone.
+    folder.rename(tmp_path / "elsewhere")
+    sample = ["--workdir", workdir, "--mode", "sample", "--config.sample.image_from=test:3,5"]
+    ended = run(*sample, "--config.sample.box=5,9,6,8", "--config.sample.num=2")
+    assert ended.code == 0, ended
+    result = json.loads(ended.out.strip().splitlines()[-1])
+    codes = np.load(result["picture"].replace(".png", ".npy"))
+    rows = md4_jax.load(workdir).experiment.domain.encode(autoencoders.images_of_test(png))
+    originals = rows[[3, 5]].reshape(2, 4, 6, 1).repeat(2, axis=0)
+    # Pixels in rows 5 to 10 and columns 9 to 16 are in rows 1 and 2, columns 2 to 4, of codes.
+    filled = np.zeros((4, 6), bool)
+    filled[1:3, 2:5] = True
+    np.testing.assert_array_equal(codes[:, ~filled], originals[:, ~filled])
+    assert (codes[:, filled] != originals[:, filled]).any()
+    assert not list((workdir / "samples").glob("*.html"))
+    assert len(list((workdir / "samples").glob("*.path.png"))) >= 1
+    refused = run("serve", workdir)
+    assert refused.code == 2 and "codes of an autoencoder" in refused.err
+    (workdir / "autoencoder" / "config.json").write_text(
+        (workdir / "autoencoder" / "config.json").read_text().replace('"signed"', '"unit"')
+    )
+    refused = run(*sample, "--config.sample.box=5,9,6,8")
+    assert refused.code == 2 and "is not the autoencoder of this run" in refused.err

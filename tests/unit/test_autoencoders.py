@@ -1,30 +1,23 @@
 """Images as codes of an autoencoder: against diffusers' answers, and through the whole program."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from autoencoder_folders import PUBLISHED, pictures, write
 from PIL import Image
 
 from md4_jax import autoencoders
 from md4_jax.data.codes import CodedImages
+from md4_jax.data.corpus import Corpus
 from md4_jax.data.sources.folders import ImageFolder
+from md4_jax.evals import frechet
+from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import place
 
-PUBLISHED = Path(__file__).parents[1] / "published"
 NAMES = ("vqgan", "vqgan_amused")
-
-
-def folder_of(name: str, folder: Path, **changes) -> Path:
-    """Writes the folder of a tiny published autoencoder, with changes of its config.json."""
-    folder.mkdir(parents=True)
-    told = json.loads((PUBLISHED / f"{name}.json").read_text())["config"]
-    (folder / autoencoders.CONFIG).write_text(json.dumps(told | changes))
-    shutil.copy(PUBLISHED / f"{name}.safetensors", folder / autoencoders.ARRAYS)
-    return folder
 
 
 def answers(name: str) -> tuple[np.ndarray, ...]:
@@ -35,7 +28,7 @@ def answers(name: str) -> tuple[np.ndarray, ...]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_codes_and_images_are_those_of_diffusers(name, tmp_path):
-    found = autoencoders.read(place(folder_of(name, tmp_path / "a")))
+    found = autoencoders.read(place(write(name, tmp_path / "a")))
     images, codes, decoded = answers(name)
     assert codes.shape[1:] == (16 // found.factor, 24 // found.factor)
     np.testing.assert_array_equal(found.encode(images), codes)
@@ -46,7 +39,7 @@ def test_codes_and_images_are_those_of_diffusers(name, tmp_path):
 def test_older_names_of_attention_are_read(tmp_path):
     from safetensors.numpy import load_file, save_file
 
-    folder = folder_of("vqgan", tmp_path / "a")
+    folder = write("vqgan", tmp_path / "a")
     arrays = load_file(folder / autoencoders.ARRAYS)
     names = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
     old = {}
@@ -63,7 +56,7 @@ def test_older_names_of_attention_are_read(tmp_path):
 
 
 def test_the_range_of_pixels_changes_the_codes(tmp_path):
-    folder = place(folder_of("vqgan", tmp_path / "a"))
+    folder = place(write("vqgan", tmp_path / "a"))
     images, codes, _ = answers("vqgan")
     assert np.any(autoencoders.read(folder, "unit").encode(images) != codes)
     np.testing.assert_array_equal(autoencoders.read(folder, "signed").encode(images), codes)
@@ -71,7 +64,7 @@ def test_the_range_of_pixels_changes_the_codes(tmp_path):
 
 
 def test_a_copy_is_the_same_autoencoder_and_keeps_its_range(tmp_path):
-    own = autoencoders.read(place(folder_of("vqgan", tmp_path / "a")), "unit")
+    own = autoencoders.read(place(write("vqgan", tmp_path / "a")), "unit")
     own.keep(place(tmp_path / "b"))
     copy = autoencoders.read(place(tmp_path / "b"))
     assert copy.sha256 == own.sha256
@@ -89,28 +82,20 @@ def test_a_copy_is_the_same_autoencoder_and_keeps_its_range(tmp_path):
 )
 def test_other_autoencoders_are_refused(changes, said, tmp_path):
     with pytest.raises(UserError, match=said):
-        autoencoders.read(place(folder_of("vqgan", tmp_path / "a", **changes)))
-
-
-def pictures(folder: Path, sizes=((16, 24),) * 10) -> None:
-    draw = np.random.default_rng(0)
-    for number, (height, width) in enumerate(sizes):
-        (folder / f"class{number % 2}").mkdir(parents=True, exist_ok=True)
-        values = draw.integers(0, 256, (height, width, 3), np.uint8)
-        Image.fromarray(values).save(folder / f"class{number % 2}" / f"{number}.png")
+        autoencoders.read(place(write("vqgan", tmp_path / "a", **changes)))
 
 
 def coded(tmp_path: Path, **changes) -> CodedImages:
-    pictures(tmp_path / "png")
+    pictures(tmp_path / "png", ((16, 24),) * 10)
     options = dict(validation=2, test=2) | changes
     source = ImageFolder(str(tmp_path / "png"), **options)
-    return CodedImages(source, autoencoders.read(place(folder_of("vqgan", tmp_path / "a"))))
+    return CodedImages(source, autoencoders.read(place(write("vqgan", tmp_path / "a"))))
 
 
 def test_rows_are_codes_of_images_and_of_mirrored_images(tmp_path):
-    plain, mirrored = coded(tmp_path), ImageFolder(str(tmp_path / "png"), flip=True, validation=2, test=2)
-    own = autoencoders.read(place(tmp_path / "a"))
-    mirrored = CodedImages(mirrored, own)
+    plain, own = coded(tmp_path), autoencoders.read(place(tmp_path / "a"))
+    flipped = ImageFolder(str(tmp_path / "png"), flip=True, validation=2, test=2)
+    mirrored = CodedImages(flipped, own)
     images = np.concatenate(list(plain._source.images("train")))
     assert images.shape == (6, 16, 24, 3)
     rows = plain.rows("train")
@@ -119,7 +104,8 @@ def test_rows_are_codes_of_images_and_of_mirrored_images(tmp_path):
     np.testing.assert_array_equal(both.tokens[:6], rows.tokens)
     np.testing.assert_array_equal(both.tokens[6:].reshape(6, 4, 6), own.encode(images[:, :, ::-1]))
     np.testing.assert_array_equal(both.context["label"], np.tile(rows.context["label"], 2))
-    np.testing.assert_array_equal(np.concatenate(list(mirrored.pictures("train")))[6:], images[:, :, ::-1])
+    shown = np.concatenate(list(mirrored.pictures("train")))
+    np.testing.assert_array_equal(shown, np.concatenate([images, images[:, :, ::-1]]))
     assert len(mirrored.rows("test")) == 2
     assert plain.domain().picture == (16, 24, 3)
     assert plain.domain().shape == (4, 6, 1)
@@ -127,7 +113,7 @@ def test_rows_are_codes_of_images_and_of_mirrored_images(tmp_path):
 
 def test_images_that_codes_do_not_fit_are_refused(tmp_path):
     pictures(tmp_path / "odd", ((18, 24),) * 8)
-    own = autoencoders.read(place(folder_of("vqgan", tmp_path / "a")))
+    own = autoencoders.read(place(write("vqgan", tmp_path / "a")))
     with pytest.raises(UserError, match="one code of 4 x 4 pixels .* images of 18 x 24 pixels"):
         CodedImages(ImageFolder(str(tmp_path / "odd")), own)
 
@@ -145,3 +131,19 @@ def test_images_of_any_size_are_cut(tmp_path):
     Image.fromarray(values).save(tmp_path / "one" / "0.png")
     one = ImageFolder(str(tmp_path / "one"), size=12, validation=0, test=0)
     np.testing.assert_array_equal(next(one.images("train"))[0], values[:, 4:16])
+
+
+def test_frechet_distances_are_to_the_original_images(tmp_path):
+    source = coded(tmp_path)
+    corpus = Corpus(source, source.domain(), DataOptions(length=24))
+    images = np.concatenate(list(source.pictures("train")))
+    rows, _ = frechet.spread(corpus, "train", 3)
+    np.testing.assert_array_equal(rows, source.rows("train").tokens[[0, 2, 4]])
+    np.testing.assert_array_equal(frechet.pictures(corpus, "train", rows), images[[0, 2, 4]])
+
+
+def test_the_nearest_codes_are_those_of_which_the_fewest_differ():
+    train = np.array([[9, 9, 9, 1], [0, 0, 5, 5], [0, 0, 0, 7]])
+    rows, away = frechet.beside_nearest(np.array([[0, 0, 0, 900]]), train, 2, of_codes=True)
+    np.testing.assert_array_equal(rows[0, 1:], train[[2, 1]])
+    assert away == [1 / 4]

@@ -19,6 +19,7 @@ from md4_jax.config.evaluators import named
 from md4_jax.config.files import load
 from md4_jax.config.load import flatten, merged
 from md4_jax.data import SOURCES
+from md4_jax.data.codes import CodeDomain
 from md4_jax.data.domains import TextDomain
 from md4_jax.data.images import ImageSource
 from md4_jax.data.proteins import Proteins
@@ -92,7 +93,9 @@ def built_of(path: str):
     config = schema.load_config(path, {"mesh.data": "1", "mesh.fsdp": "1"})
     words = config["tokenizer"]["name"] == "bpe"
     domain = types.SimpleNamespace(**vars(TOKENIZER) | {"eot_id": 0 if words else None})
-    if issubclass(SOURCES[config["data"]["name"]], ImageSource):
+    if config["data"].get("autoencoder"):
+        domain = CodeDomain((16, 16, 1), 8192, "", tuple(range(config["network"]["classes"])))
+    elif issubclass(SOURCES[config["data"]["name"]], ImageSource):
         domain = inputs.domain_and_source(config, None)[0]
     if config["tokenizer"]["name"] == "proteins":
         domain = TextDomain(Proteins(), config["data"]["length"])

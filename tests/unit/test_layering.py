@@ -34,8 +34,8 @@ ALLOWED = {
         "data", "evals", "experiment", "generate", "objectives", "options", "runtime",
     },
     "config": {
-        "auditor", "data", "evals", "experiment", "generate", "networks", "objectives", "options",
-        "processes", "runtime", "samplers", "training",
+        "auditor", "autoencoders", "data", "evals", "experiment", "generate", "networks",
+        "objectives", "options", "processes", "runtime", "samplers", "training",
     },
     "perf": {
         "data", "evals", "experiment", "options", "runtime", "samplers", "training",

@@ -20,7 +20,8 @@ from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.sources.mixture import Mixture, Part
 from md4_jax.data.tokenizers import Bytes
 from md4_jax.objectives.preference import Preference
-from md4_jax.options import DataOptions, TrainOptions
+from md4_jax.options import TrainOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import UserError, batch_of

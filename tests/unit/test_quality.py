@@ -12,7 +12,7 @@ from scipy import linalg
 
 from md4_jax.evals import frechet, inception, sets
 from md4_jax.evals.features import FEATURES, InceptionFeatures, RandomFeatures
-from md4_jax.evals.frechet import FrechetDistance, beside_nearest, decoded, spread
+from md4_jax.evals.frechet import FrechetDistance, beside_nearest, spread
 from md4_jax.generate import pictures
 from md4_jax.options import SampleOptions
 from md4_jax.protocols import UserError, batch_of

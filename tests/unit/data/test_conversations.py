@@ -24,7 +24,7 @@ from md4_jax.data.sources.public import PublicText
 from md4_jax.data.tokenizers import BytePairs, Bytes, Characters
 from md4_jax.evals.zero_shot import ZeroShot
 from md4_jax.objectives.block import BlockDiffusion
-from md4_jax.options import DataOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 

@@ -9,7 +9,7 @@ from md4_jax.data.domains import TextDomain
 from md4_jax.data.loader import MANY_ROUNDS, train_iterator
 from md4_jax.data.sequences import Windows
 from md4_jax.data.tokenizers import Bytes, Characters
-from md4_jax.options import DataOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime import paths
 

@@ -13,7 +13,7 @@ from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.sources.public import PublicText
 from md4_jax.data.sources.shakespeare import Shakespeare
 from md4_jax.data.tokenizers import Bytes
-from md4_jax.options import DataOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
 
 # What the rules of SEDD's and MDLM's evaluations make of these.

@@ -13,7 +13,7 @@ from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import TextDomain, domain_from_json, domain_of, keep_domain
 from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.tokenizers import Bytes, Characters
-from md4_jax.options import DataOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import place
 

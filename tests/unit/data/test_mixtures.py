@@ -15,7 +15,7 @@ from md4_jax.data.sequences import Rows, Windows
 from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.sources.mixture import Mixture, Part
 from md4_jax.data.tokenizers import Bytes
-from md4_jax.options import DataOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 

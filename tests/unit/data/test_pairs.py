@@ -10,7 +10,7 @@ from md4_jax.data.domains import TextDomain, domain_of
 from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.tokenizers import Bytes, Characters
 from md4_jax.evals.generative import text_of
-from md4_jax.options import DataOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
 
 PAIRS = [("1+1=", "2"), ("2+2=", "4"), ("10+10=", "20"), ("a?", "a long answer"), ("5-5=", "")]

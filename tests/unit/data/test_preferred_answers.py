@@ -14,7 +14,7 @@ from md4_jax.data.domains import domain_of
 from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.sources.public import PublicText
 from md4_jax.data.tokenizers import Bytes
-from md4_jax.options import DataOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
 
 pytestmark = pytest.mark.skipif(

@@ -12,7 +12,7 @@ from md4_jax.data.domains import TextDomain, domain_from_json
 from md4_jax.data.proteins import ENTRIES, Proteins
 from md4_jax.data.sources import formats
 from md4_jax.data.sources.records import Keys
-from md4_jax.options import DataOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import place
 

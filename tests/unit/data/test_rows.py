@@ -11,7 +11,7 @@ from pixels import Pixels
 from md4_jax.config import inputs, schema
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.sequences import Rows
-from md4_jax.options import DataOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import place
 
