@@ -115,15 +115,5 @@ def images_and_autoencoder(cache: Path) -> None:
     autoencoder_folders.write("vqgan_amused", model)
 
 
-ALL = (
-    images_and_autoencoder,
-    openwebtext,
-    lm1b,
-    fineweb_edu,
-    text8,
-    mnist,
-    gpt2,
-    llada,
-    cifar10,
-    downsampled_imagenet,
-)
+ALL = (openwebtext, lm1b, fineweb_edu, text8, mnist, gpt2, llada, cifar10, downsampled_imagenet)
+ALL += (images_and_autoencoder,)
