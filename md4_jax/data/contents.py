@@ -93,7 +93,7 @@ def damage(path: pathlib.Path, facts: Mapping[str, Any]) -> str:
     return ""
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.cache  # unlimited: a least recently used shard is the next one to be asked for
 def measured(of: tuple, dtype: str) -> tuple[int, int, int]:
     """Returns (bytes, CRC-32, largest id or -1) of one version of a file."""
     size, crc, largest = 0, 0, -1

@@ -106,7 +106,7 @@ def _whole(folder: Place) -> Prepared | None:
         return None
     if _known.get(name) == found:
         return found
-    if any(map(found.damage, found.shards)):
+    if any(found.damages()):
         return None
     if is_remote(folder):
         _known[name] = found
@@ -122,7 +122,7 @@ def _made(folder: Place, source: Any, tokenizer: Any, content: str) -> Prepared:
     found = read_manifest(folder)
     if found is None:
         found = Prepared(folder, dtype, tokenizer.vocab_size, separator, facts)
-    wrong = {number: why for number, s in enumerate(found.shards) if (why := found.damage(s))}
+    wrong = {number: why for number, why in enumerate(found.damages()) if why}
     for number, why in wrong.items():
         path = folder / found.shards[number].name
         print(f"{path} is damaged or was changed: {why}. It will be made again", flush=True)
@@ -141,11 +141,12 @@ def _made(folder: Place, source: Any, tokenizer: Any, content: str) -> Prepared:
             maker.rest()
         maker.release()
     found = maker.made
-    if wrong := next(((s, why) for s in found.shards if (why := found.damage(s))), None):
-        raise UserError(
-            f"{folder / wrong[0].name} differs from what was just written to it: {wrong[1]}. The "
-            "disk may be faulty: check it, or use a directory on another disk"
-        )
+    for shard, why in zip(found.shards, found.damages(), strict=True):
+        if why:
+            raise UserError(
+                f"{folder / shard.name} differs from what was just written to it: {why}. The disk "
+                "may be faulty: check it, or use a directory on another disk"
+            )
     return found
 
 

@@ -4,6 +4,7 @@ import functools
 import json
 import zlib
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from md4_jax.runtime.paths import Place, exists, is_remote, read_range, version
 
 MANIFEST = "manifest.json"
 LENGTH = np.dtype("<u4")
+MAPS = 128  # each holds an open file, of which a process often may have only 1024
 _POLYNOMIAL = 0xEDB88320  # of CRC-32, lowest power in the highest bit
 
 
@@ -89,6 +91,11 @@ class Prepared(NamedTuple):
             found[shard.section] = found.get(shard.section, 0) + getattr(shard, of)
         return found
 
+    def damages(self) -> list[str]:
+        """Returns `damage` of each shard; several threads read the files, or ask the store."""
+        with ThreadPoolExecutor() as threads:
+            return list(threads.map(self.damage, self.shards))
+
     def damage(self, shard: Shard) -> str:
         """Describes how a shard is damaged; '' if it is intact.
 
@@ -155,7 +162,8 @@ class Prepared(NamedTuple):
 class TokenShards:
     """Token stream over several files; its slices are arrays.
 
-    Files on a disk are memory-mapped. From an object store only the required bytes are fetched.
+    Files on a disk are memory-mapped, at most MAPS at a time. From an object store only the
+    required bytes are fetched.
     """
 
     def __init__(self, folder: Place, dtype: str, pieces: list[Piece]):
@@ -182,12 +190,13 @@ class TokenShards:
         path = self._folder / piece.shard.name
         start, stop = (piece.start + edge - before for edge in (first, stop))
         if not is_remote(path):
-            return _mapped(str(path), self.dtype.name)[start:stop]
+            # A copy: a part of a map would keep its file open after `_mapped` has dropped it.
+            return np.array(_mapped(str(path), self.dtype.name)[start:stop])
         item = self.dtype.itemsize
         return np.frombuffer(read_range(path, start * item, stop * item), self.dtype)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=MAPS)
 def _mapped(path: str, dtype: str) -> np.memmap:
     return np.memmap(path, dtype, mode="r")
 

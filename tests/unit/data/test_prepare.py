@@ -251,6 +251,40 @@ def test_other_processes_wait_for_a_shard_that_is_made_again(
     assert prepared(source, Bytes(), "") == made and naps == [prepare.POLL_SECONDS] * 3
 
 
+def many(folder: Path, count: int) -> shards.Prepared:
+    """So many shards, of two tokens each: 0 and 1, 1 and 2, ..."""
+    folder.mkdir()
+    found = []
+    for number in range(count):
+        path, ids = Place(folder / f"text-{number}.uint16"), np.array([number, number + 1], "<u2")
+        path.write_bytes(ids.tobytes())
+        shards.write_lengths(path, np.array([2]))
+        sums, end = (zlib.crc32(ids.tobytes()), ""), shards.Cursor(0, number + 1)
+        found.append(shards.Shard(path.name, "text", 2, 1, *sums, end))
+    return shards.Prepared(Place(folder), "uint16", count + 1, 0, {}, tuple(found), True)
+
+
+def test_any_number_of_shards_needs_few_open_files(tmp_path):
+    count = shards.MAPS + 50
+    made = many(tmp_path / "shards", count)
+    before = len(os.listdir("/proc/self/fd"))
+    text = shards.TokenShards(made.folder, "uint16", made.pieces([("text", 0, count)]))
+    parts = [text[2 * number : 2 * number + 2] for number in range(count)]
+    assert len(os.listdir("/proc/self/fd")) - before <= shards.MAPS
+    assert [part.tolist() for part in parts] == [[n, n + 1] for n in range(count)]
+
+
+def test_each_of_any_number_of_shards_is_read_once(tmp_path):
+    """However often a process looks at them: more than the 137 billion tokens of 4096 shards."""
+    file = tmp_path / "text-00000.uint16"
+    file.write_bytes(b"1234")
+    contents.measured.cache_clear()
+    versions = [(str(file), 4, time) for time in range(5000)]
+    for version in versions * 2:
+        assert contents.measured(version, "uint16")[0] == 4
+    assert contents.measured.cache_info().misses == 5000
+
+
 def test_shards_in_a_store_are_looked_at_once(made, source, in_store, monkeypatch):
     """As long as the manifest is the same; and those on a disk each time."""
     asked, exists = [], shards.exists
