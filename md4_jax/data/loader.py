@@ -14,8 +14,7 @@ from md4_jax.protocols import Batch, UserError
 
 READ_THREADS = 4
 
-# Number of sequences in endless training data. It is finite because Grain computes the number of
-# batches in float64, which overflows for its own infinity and a batch of one sequence.
+# Number of batches in endless training data.
 ENDLESS = 2**53
 
 # Rounds of Grain's permutation; `grain.MapDataset.shuffle` has 4. With 4 rounds and billions of
@@ -111,7 +110,7 @@ def train_iterator(
 
     Raises UserError if there is no whole sequence.
     """
-    mine = slice(None) if rows is None else rows
+    mine = np.arange(batch_size) if rows is None else rows
     count = len(sequences)
     if count == 0:
         raise UserError(
@@ -130,18 +129,18 @@ def train_iterator(
         shuffled = sequences.order(order_seed, rounds)
     augment = getattr(sequences, "augment", None)
 
-    def gather(places: np.ndarray) -> Batch:
-        own = places[mine]
+    def gather(number: int) -> Batch:
+        own = number * batch_size + mine
         numbers = np.array([shuffled(place) for place in own])
-        number = np.minimum(numbers, np.iinfo(np.int32).max).astype(np.int32)
-        batch = sequences.take(numbers)._replace(number=number)
+        shown = np.minimum(numbers, np.iinfo(np.int32).max).astype(np.int32)
+        batch = sequences.take(numbers)._replace(number=shown)
         if augment is None:
             return batch
         return batch._replace(tokens=augment(batch.tokens, _bits(order_seed, own)))
 
-    places = grain.MapDataset.range(ENDLESS).batch(batch_size)
+    batches = grain.MapDataset.range(ENDLESS).map(gather)
     options = grain.ReadOptions(num_threads=READ_THREADS, prefetch_buffer_size=2 * READ_THREADS)
-    return TrainIterator(places.map(gather).to_iter_dataset(options), batch_size)
+    return TrainIterator(batches.to_iter_dataset(options), batch_size)
 
 
 def _bits(seed: int, places: np.ndarray) -> np.ndarray:

@@ -50,6 +50,14 @@ def test_each_sequence_once_an_epoch(batch_size):
     assert all(tuple(epoch) != tuple(range(20)) for epoch in epochs)
 
 
+def test_a_process_finds_its_rows_without_all_places_of_the_global_batch():
+    """Which would take the same time in each of the processes of a pod."""
+    iterator = train_iterator(grid(20), batch_size=2**40, seed=5, rows=np.arange(2, 6))
+    first, second = take(iterator, 2)
+    assert first.tolist() == take(train_iterator(grid(20), batch_size=6, seed=5), 1)[0, 2:].tolist()
+    assert len(set(second)) == 4 and iterator.get_state() == {"sequences": 2**41}
+
+
 def test_a_batch_tells_the_numbers_of_its_sequences():
     """In every epoch the same ones."""
     iterator = train_iterator(grid(20), batch_size=8, seed=5, rows=np.arange(2, 8))
