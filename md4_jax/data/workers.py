@@ -35,8 +35,10 @@ class Pool:
     def __init__(self, tokenizer: Any, end: np.ndarray, count: int):
         self._tokenizer, self._end = tokenizer, end
         self._free: queue.SimpleQueue = queue.SimpleQueue()
-        self._processes = [_started(tokenizer, end) for _ in range(count)]
-        for process in self._processes:
+        self._processes = [_started() for _ in range(count)]
+        for process in self._processes:  # the pipe is full until the process has started
+            pickle.dump((tokenizer, end), process.stdin)
+            process.stdin.flush()
             self._free.put(process)
 
     def __enter__(self) -> "Pool":
@@ -97,17 +99,14 @@ def _tried(tokenizer: Any, end: np.ndarray, texts: list[str]) -> Encoded | UserE
         return error
 
 
-def _started(tokenizer: Any, end: np.ndarray) -> subprocess.Popen:
+def _started() -> subprocess.Popen:
     settings = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "JAX_PLATFORMS": "cpu"}
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", "md4_jax.data.workers"],
         env={**os.environ, **settings, "TOKENIZERS_PARALLELISM": "false"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    pickle.dump((tokenizer, end), process.stdin)
-    process.stdin.flush()
-    return process
 
 
 def main() -> None:

@@ -1,9 +1,12 @@
 """Processes that encode texts: what is left undone when nobody waits for it."""
 
+import io
 import time
+from types import SimpleNamespace
 
 import numpy as np
 
+from md4_jax.data import workers
 from md4_jax.data.workers import Pool
 
 
@@ -26,3 +29,20 @@ def test_batches_that_have_not_begun_are_left_out_when_the_reader_stops(monkeypa
     assert after < 7
     time.sleep(0.1)
     assert len(begun) == after
+
+
+def test_all_processes_start_before_the_first_one_is_told_its_vocabulary(monkeypatch):
+    """The vocabulary does not fit into a pipe, so that telling waits until its process reads."""
+    events = []
+
+    class Pipe(io.BytesIO):
+        def flush(self):
+            events.append("told")
+
+    def started(*arguments, **options):
+        events.append("started")
+        return SimpleNamespace(stdin=Pipe())
+
+    monkeypatch.setattr(workers.subprocess, "Popen", started)
+    Pool(None, np.zeros(0, int), 3)
+    assert events == ["started"] * 3 + ["told"] * 3
