@@ -15,7 +15,7 @@ from md4_jax.data.sources.splits import NoText
 from md4_jax.options.data import DataOptions
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.paths import Place, cache_root
-from md4_jax.runtime.sharding import max_over_processes
+from md4_jax.runtime.sharding import same_everywhere
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +108,7 @@ class Corpus:
             found = prepare.fingerprint(self.source, self.domain.tokenizer, "train", store)
         else:
             found = packing.fingerprint(self.source, self.domain.tokenizer, "train")
-        number = found["crc32"] >> 1  # 31 bits: its negative is an int32 too
-        if max_over_processes(number) != -max_over_processes(-number):
+        if not same_everywhere(found["crc32"]):
             raise UserError(
                 "the processes have different training data: give all of them the same files in "
                 "data.path"

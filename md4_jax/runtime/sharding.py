@@ -233,6 +233,13 @@ def max_over_processes(number: int) -> int:
     return max_of_each([number])[0]
 
 
+def same_everywhere(number: int) -> bool:
+    """Returns whether a number of 32 bits is equal on all processes, except for its last bit."""
+    half = number >> 1  # its negative is an int32 too
+    largest, smallest = max_of_each([half, -half])
+    return largest == -smallest
+
+
 def max_of_each(numbers: Sequence[int]) -> list[int]:
     """Returns the largest value over all processes of each number, on every process."""
     if jax.process_count() == 1:

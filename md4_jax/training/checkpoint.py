@@ -228,6 +228,7 @@ class Checkpoints:
 
     def _newest(self, templates: Mapping[str, Any], say) -> tuple[int, Any] | None:
         """Reads these items and `host` of the newest readable checkpoint; reports others."""
+        items.wait_for_same(self.steps, self._manager.reload, self.directory)
         for step in reversed(self.steps()):
             found, wrong = self._read(step, templates)
             if not wrong:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from md4_jax.protocols import UserError
 from md4_jax.runtime.checksums import checksums
 from md4_jax.runtime.paths import Place
-from md4_jax.runtime.sharding import max_over_processes
+from md4_jax.runtime.sharding import max_over_processes, same_everywhere
 
 # Extra bytes on a device while reading back a checkpoint, part by part.
 PART_BYTES = 2**28
+# Longest time for which processes may see different lists; those of NFS are old for a minute.
+LISTED_SECONDS = 120.0
 
 
 def leaves(tree: Any) -> dict[str, Any]:
@@ -37,6 +41,25 @@ def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
     if max_over_processes(int(bool(wrong))):
         return None, wrong or "another process could not read it"
     return found, ""
+
+
+def wait_for_same(listed: Callable[[], list[int]], again: Callable[[], Any], where: Place) -> None:
+    """Waits until all processes list the same checkpoints; UserError if they never do.
+
+    A process may see an old list of a shared directory for a minute. If it began with an older
+    checkpoint than the others, they would train on together without an error.
+
+    listed: returns the steps that this process sees. again: reads the list again
+    """
+    until = time.monotonic() + LISTED_SECONDS
+    while not same_everywhere(zlib.crc32(json.dumps(listed()).encode())):
+        if max_over_processes(int(time.monotonic() > until)):
+            raise UserError(
+                f"the processes see different checkpoints in {where}; this one sees those of the "
+                f"steps {listed()}: --workdir must be a directory that all machines share"
+            )
+        time.sleep(1.0)
+        again()
 
 
 def parts(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:

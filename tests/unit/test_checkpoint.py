@@ -1,7 +1,10 @@
 """Checkpoints: the first one that is saved is read back before any other is deleted."""
 
 import gc
+import json
 import os
+import zlib
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +15,7 @@ from jax.sharding import SingleDeviceSharding
 
 from md4_jax.options import CheckpointOptions
 from md4_jax.protocols import UserError
-from md4_jax.runtime import paths
+from md4_jax.runtime import paths, sharding
 from md4_jax.training import checkpoint, items
 from md4_jax.training.checkpoint import Checkpoints
 
@@ -414,3 +417,43 @@ def test_none_is_deleted_before_the_disk_has_the_next(opened, tmp_path, monkeypa
         checkpoints.save(step, state(step), {})
     checkpoints.wait()
     assert steps(tmp_path) == [3]
+
+
+@pytest.fixture
+def other(monkeypatch):
+    """Makes another process that sees these steps, and a clock that only naps move; the naps."""
+
+    def other(seen: list[list[int]]) -> list[float]:
+        naps: list[float] = []
+
+        def together(numbers):
+            crc = zlib.crc32(json.dumps(seen[min(len(naps), len(seen) - 1)]).encode()) >> 1
+            theirs = [crc, -crc] if len(numbers) == 2 else [0]
+            return [max(pair) for pair in zip(numbers, theirs, strict=True)]
+
+        monkeypatch.setattr(sharding, "max_of_each", together)
+        clock = SimpleNamespace(monotonic=lambda: sum(naps), sleep=naps.append)
+        monkeypatch.setattr(items, "time", clock)
+        return naps
+
+    return other
+
+
+def test_a_process_with_an_old_list_of_checkpoints_is_awaited(opened, other):
+    """Else it would begin with an older checkpoint than the others, without an error."""
+    kept, read = opened(2), []
+    kept.save(1, state(1), {})
+    kept.wait()
+    naps = other([[], [], [], [1]])
+    items.wait_for_same(kept.steps, lambda: read.append(1), kept.directory)
+    assert naps == [1.0] * 3 and len(read) == 3
+
+
+def test_machines_that_do_not_share_the_directory_are_told(opened, other):
+    kept = opened(2)
+    kept.save(1, state(1), {})
+    kept.wait()
+    naps = other([[]])
+    with pytest.raises(UserError, match=r"this one sees those of the steps \[1\]: --workdir must"):
+        kept.restore(jax.eval_shape(lambda: state(1)))
+    assert sum(naps) == pytest.approx(items.LISTED_SECONDS, abs=2)

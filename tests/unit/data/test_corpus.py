@@ -11,7 +11,7 @@ from md4_jax.data.sequences import Windows
 from md4_jax.data.tokenizers import Bytes, Characters
 from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
-from md4_jax.runtime import paths
+from md4_jax.runtime import paths, sharding
 
 
 @pytest.fixture
@@ -39,7 +39,8 @@ def test_processes_with_different_texts_are_refused(monkeypatch):
     monkeypatch.setattr(corpus.packing, "fingerprint", lambda *arguments: found)
     for other, is_same in ((mine, True), (mine - 4, False), (3, False)):
         sign = {True: other >> 1, False: -(other >> 1)}
-        monkeypatch.setattr(corpus, "max_over_processes", lambda n, sign=sign: max(n, sign[n > 0]))
+        together = lambda numbers, sign=sign: [max(n, sign[n > 0]) for n in numbers]  # noqa: E731
+        monkeypatch.setattr(sharding, "max_of_each", together)
         if is_same:
             assert data.fingerprint() == found
         else:
@@ -69,7 +70,7 @@ def test_windows_of_training_are_a_grid_or_every_offset():
     """Those of an evaluation are a grid in any case."""
     for windows, expected in (("grid", {0, 4}), ("every", set(range(7)))):
         data = letters(windows=windows)
-        batches = data.train_batches(batch_size=len(expected), rows=slice(None), seed=0)
+        batches = data.train_batches(batch_size=len(expected), rows=None, seed=0)
         tokens = next(batches).tokens
         assert set(tokens[:, 0].tolist()) == expected
         assert (np.diff(tokens) == 1).all()
@@ -83,7 +84,7 @@ def test_windows_of_training_are_a_grid_or_every_offset():
 
 def test_the_order_at_every_offset_has_many_rounds():
     text = "abcdefghij" * 9
-    mine = letters(text, windows="every").train_batches(batch_size=50, rows=slice(None), seed=3)
+    mine = letters(text, windows="every").train_batches(batch_size=50, rows=None, seed=3)
     windows = Windows(Characters("abcdefghij").encode(text), 4, 1)
     expected = train_iterator(windows, batch_size=50, seed=3, rounds=MANY_ROUNDS)
     for _ in range(3):
@@ -111,7 +112,7 @@ def test_documents_are_apart_only_where_asked():
     for apart, expected in ((True, {"segments": [[0, 0, 0, 1]]}), (False, {})):
         data = Corpus(Letters("ab", "cd"), domain, DataOptions(4, separate_documents=apart))
         for found in (
-            next(data.train_batches(batch_size=1, rows=slice(None), seed=0)),
+            next(data.train_batches(batch_size=1, rows=None, seed=0)),
             next(data.eval_batches("test", batch_size=1, rows=[0])),
             next(data.batches_of(np.array([[97, 98, 256, 99]]), batch_size=1, rows=[0])),
         ):
