@@ -163,10 +163,11 @@ class TextFiles:
         amounts = {"validation": self.validation, "test": self.test}
         if count >= MIN_DOCUMENTS or self._is_table:
             start, stop = bounds(count, split, unit="documents", **amounts)
-            return itertools.islice(self._all(), start, stop)
+            yield from itertools.islice(self._all(), start, stop)
+            return
         length = sum(len(document.text) for document in self._all())
         start, stop = bounds(length, split, unit="characters", **amounts)
-        return _characters(self._all(), start, stop)
+        yield from _characters(self._all(), start, stop)
 
     def _all(self) -> Iterator[Document]:
         for path in self._files:

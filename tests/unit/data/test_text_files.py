@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from md4_jax.data import SOURCES, contents
 from md4_jax.data.packing import token_stream
+from md4_jax.data.sources import formats
 from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.sources.shakespeare import Shakespeare
 from md4_jax.data.sources.splits import SPLITS, bounds, digest
@@ -114,6 +115,14 @@ def test_names_with_commas_between_them_are_several_files(tmp_path, monkeypatch)
         read(TextFiles("a.txt,b.txt"))
 
 
+def test_nothing_is_read_before_the_first_document_is_asked_for(tmp_path, monkeypatch):
+    """A tokenizer that learns nothing from the text would else wait until all of it is counted."""
+    path = write_lines(tmp_path / "a.jsonl", map(str, range(30)))
+    monkeypatch.setattr(formats, "count", lambda *arguments: pytest.fail("a file was read"))
+    source = TextFiles(path)
+    source.documents("train"), source.labelled("train"), source.pairs("train")
+
+
 def test_amounts_may_be_counts(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", map(str, range(100)))
     train, validation, test = read(TextFiles(path, validation=7, test=30))
@@ -162,14 +171,14 @@ def test_patterns(tmp_path):
 def test_nothing_matches(tmp_path):
     for pattern in (str(tmp_path / "none"), str(tmp_path / "*.txt")):
         with pytest.raises(UserError, match=r"data\.path: no file matches") as caught:
-            TextFiles(pattern).documents("train")
+            list(TextFiles(pattern).documents("train"))
         assert pattern in str(caught.value)
     with pytest.raises(UserError, match="'none' in /.*, where this command was started: start it"):
-        TextFiles("none").documents("train")
+        list(TextFiles("none").documents("train"))
     with pytest.raises(UserError, match="'~/none'$"):  # which is not in the current directory
-        TextFiles("~/none").documents("train")
+        list(TextFiles("~/none").documents("train"))
     with pytest.raises(UserError, match=f"no file in the folder {tmp_path} or below it$"):
-        TextFiles(str(tmp_path)).documents("train")
+        list(TextFiles(str(tmp_path)).documents("train"))
 
 
 def test_the_mark_before_a_text_is_not_text(tmp_path):
@@ -440,12 +449,12 @@ def test_a_damaged_gzip_file(tmp_path):
 def test_nothing_left_to_train_on(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", map(str, range(30)))
     with pytest.raises(UserError, match=r"validation takes 2 and test 100000 of 30 documents"):
-        TextFiles(path, test=100_000).documents("train")
+        list(TextFiles(path, test=100_000).documents("train"))
     with pytest.raises(UserError, match=r"data\.test is -1"):
-        TextFiles(path, test=-1).documents("train")
+        list(TextFiles(path, test=-1).documents("train"))
     (tmp_path / "empty.txt").touch()
     with pytest.raises(UserError, match="the data contain no characters: check data.path"):
-        TextFiles(str(tmp_path / "empty.txt")).documents("train")
+        list(TextFiles(str(tmp_path / "empty.txt")).documents("train"))
 
 
 @pytest.mark.parametrize(
@@ -464,7 +473,7 @@ def test_a_split_is_a_fraction_or_a_whole_number(amount, words):
 def test_an_unknown_split(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", ["a"])
     with pytest.raises(UserError, match="unknown split 'valid'; there are train, validation, test"):
-        TextFiles(path).documents("valid")
+        list(TextFiles(path).documents("valid"))
 
 
 def test_the_fingerprint_follows_files_and_arguments(tmp_path):
