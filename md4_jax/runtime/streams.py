@@ -19,6 +19,9 @@ class Lasting:
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
+        except UnicodeEncodeError as error:  # the encoding of the locale lacks a character
+            lacking = error.encoding
+            return self.write(text.encode(lacking, "backslashreplace").decode(lacking))
         except (OSError, ValueError):  # ValueError: it is closed
             return len(text)
 
