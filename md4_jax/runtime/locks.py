@@ -27,7 +27,8 @@ def exclusive(directory: Place, say: Callable[[str], None] = print) -> Iterator[
 
     The operating system frees the lock of a local directory when its holder ends in any way. In
     object storage the holder rewrites it every BEAT seconds. An existing lock there is valid if it
-    is rewritten within LOST seconds; this process prints a message and waits that long.
+    is rewritten within LOST seconds; this process prints a message and waits that long. If the lock
+    says that it is older, this process waits for two beats.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / FILE
@@ -83,12 +84,12 @@ def _outlast(path: Place, say: Callable[[str], None]) -> None:
     found = _read(path)
     if found is None or _is_dead(found):
         return
-    left = min(found["beat"] + LOST - time.time(), LOST)
-    if left > 0:
-        say(
-            f"{path.parent} was in use by {found['owner']}: waiting {left:.0f} s to see whether "
-            "it is still running"
-        )
+    # At least two beats: the clock of its machine may be behind, or the store may have been away.
+    left = min(max(found["beat"] + LOST - time.time(), 2 * BEAT), LOST)
+    say(
+        f"{path.parent} was in use by {found['owner']}: waiting {left:.0f} s to see whether it is "
+        "still running"
+    )
     until = time.monotonic() + left
     while time.monotonic() < until:
         time.sleep(min(1.0, BEAT))
