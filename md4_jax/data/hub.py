@@ -38,7 +38,15 @@ class HubFile(NamedTuple):
     sha256: str
 
     def local(self, dataset: str) -> pathlib.Path:
-        """Returns the path for the downloaded file; it may not exist yet."""
+        """Returns the path for the downloaded file; it may not exist yet.
+
+        UserError for a name that leaves the folder of the data set, as a server may give it.
+        """
+        if self.name.startswith("/") or ".." in self.name.split("/"):
+            raise UserError(
+                f"data.dataset={dataset}: {_address()} names the file {self.name!r}, which would "
+                "be written outside of the cache directory. Use another data set or server"
+            )
         return cache_root() / "hub" / dataset / self.name
 
     def fetched(self, dataset: str) -> pathlib.Path:

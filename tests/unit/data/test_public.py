@@ -282,6 +282,14 @@ def test_any_data_set_of_the_hub(on_hub, server, monkeypatch):
     assert server.headers["Authorization"] == "Bearer secret"
 
 
+@pytest.mark.parametrize("name", ["../../evil.txt", "data/../../../evil.txt", "{}/evil.txt"])
+def test_a_server_cannot_write_outside_of_the_cache(name, on_hub, server, cache):
+    on_hub("some/set", "", {name.format(cache.parent): b"evil"})
+    with pytest.raises(UserError, match="which would be written outside of the cache directory"):
+        list(PublicText("some/set").documents("train"))
+    assert not [*cache.parent.glob("**/evil.txt")]
+
+
 def test_a_folder_of_the_hub_with_a_space(on_hub, server):
     on_hub("some/set", "my%20data", {"my data/a.jsonl": b"{}"})
     (file,) = hub.files("some/set", "my data")
