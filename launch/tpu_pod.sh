@@ -83,7 +83,10 @@ Commit it, or put it aside with 'git stash --include-untracked'"
   do_it git archive --format tar.gz --prefix md4_jax/ --output "$archive" HEAD
   tpu tpu-vm scp "$archive" "$NAME:md4_jax.tar.gz" --worker all
   words=$(printf '%q ' "$@")
-  on_workers all "tar xzf md4_jax.tar.gz && cd md4_jax && \
+  # A second run would take the place of the first in the file that `stop` reads.
+  on_workers all "if kill -0 -- -\$(cat ~/md4_jax.pid) 2>/dev/null; then \
+echo 'error: a run is under way: stop it first' >&2; exit 2; fi; \
+tar xzf md4_jax.tar.gz && cd md4_jax && \
 (setsid nohup bash launch/worker.sh $words >~/md4_jax.log 2>&1 & echo \$! >~/md4_jax.pid)"
   echo "started; '$0 logs' follows worker 0"
 }

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import threading
 import tomllib
@@ -147,6 +148,26 @@ def test_the_pod_script_prints_what_it_would_run():
     assert shlex.split(inner)[1:] == list(ARGUMENTS)
     created = dry_run("tpu_pod.sh", "create", PROJECT="mine", ACCELERATOR="v6e-64").stdout
     assert "--accelerator-type v6e-64" in created and "--spot" in created
+
+
+def test_a_pod_gets_no_second_run_while_one_is_under_way(tmp_path):
+    """`stop` would end only the second one. The workers' command, run on this machine."""
+    done = dry_run("tpu_pod.sh", "run", *ARGUMENTS, PROJECT="mine")
+    words = shlex.split(done.stdout.splitlines()[2])
+    remote, worker = words[words.index("--command") + 1], tmp_path / "md4_jax" / "launch"
+    worker.mkdir(parents=True)
+    (worker / "worker.sh").write_text("exec sleep 60\n")
+    packed = ["tar", "czf", "md4_jax.tar.gz", "md4_jax"]
+    subprocess.run(packed, cwd=tmp_path, check=True)
+    here = dict(cwd=tmp_path, env=os.environ | {"HOME": str(tmp_path)}, stderr=subprocess.PIPE)
+    codes, pids = [], []
+    for _ in range(2):
+        ended = subprocess.run(["bash", "-c", remote], timeout=60, check=False, **here)
+        codes.append(ended.returncode)
+        pids.append(int((tmp_path / "md4_jax.pid").read_text()))
+    os.killpg(pids[0], signal.SIGKILL)
+    assert codes == [0, 2] and pids[0] == pids[1]
+    assert b"a run is under way: stop it first" in ended.stderr
 
 
 def test_the_pod_script_runs_nothing_while_changes_are_not_committed(tmp_path):
