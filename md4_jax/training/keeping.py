@@ -1,10 +1,8 @@
 """Rules for keeping checkpoints, and the choice of the best evaluated one."""
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-from orbax.checkpoint import checkpoint_managers as rules
 
 from md4_jax.experiment import Experiment
 from md4_jax.options import CheckpointOptions
@@ -19,33 +17,15 @@ class Best(NamedTuple):
     error: float
 
 
-class Kept(NamedTuple):
-    """Description of a checkpoint for Orbax's rules, which use only its step."""
+def surplus(steps: Sequence[int], options: CheckpointOptions, best: int | None) -> list[int]:
+    """Returns those of the ascending steps that no option keeps.
 
-    step: int
-    metrics: None = None
-    time: None = None
-
-
-def kept_by(options: CheckpointOptions, best: int | None) -> list[rules.PreservationPolicy]:
-    """Returns the active rules; a checkpoint is kept if any of them keeps it.
-
-    best: step of the best checkpoint, None if there is none.
+    best: step of the best checkpoint, which is kept; None if there is none.
     """
-    found = [rules.LatestN(options.keep)]
+    kept = {*steps[-options.keep :], best}
     if options.keep_every:
-        found.append(rules.EveryNSteps(options.keep_every))
-    if best is not None:
-        found.append(rules.CustomSteps([best]))
-    return found
-
-
-def surplus(steps: Iterable[int], options: CheckpointOptions, best: int | None) -> list[int]:
-    """Returns those of the ascending steps that no rule keeps."""
-    found = [Kept(step) for step in steps]
-    rule = rules.AnyPreservationPolicy(kept_by(options, best))
-    keeps = rule.should_preserve(found, context=rules.PreservationContext())
-    return [one.step for one, is_kept in zip(found, keeps, strict=True) if not is_kept]
+        kept |= {step for step in steps if step % options.keep_every == 0}
+    return [step for step in steps if step not in kept]
 
 
 def without_best(key: str, steps: list[int]) -> UserError:
