@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
+import jax
 
 from md4_jax.data import units
 from md4_jax.evals.context import numbers_of
@@ -75,7 +75,7 @@ class TrainLog:
             return
         step, metrics = self._pending
         self._pending = None
-        host = {name: np.asarray(value) for name, value in metrics.items()}
+        host = jax.device_get(metrics)
         self._check_finite(step, int(host["skipped_in_a_row"]))
         if host["skipped_in_a_row"] == 0:
             for name in sorted(host.keys() - set(COUNTERS)):
