@@ -50,6 +50,24 @@ def test_each_sequence_once_an_epoch(batch_size):
     assert all(tuple(epoch) != tuple(range(20)) for epoch in epochs)
 
 
+@pytest.mark.parametrize("step", [1, 3, LENGTH])
+def test_windows_in_order_are_read_at_once(step):
+    """Each read of an object store is a request."""
+    reads = []
+
+    class Told(np.ndarray):
+        def __getitem__(self, wanted):
+            reads.append((wanted.start, wanted.stop))
+            return np.asarray(self)[wanted]
+
+    windows = Windows(stream(20).view(Told), LENGTH, step)
+    found = windows.take(np.arange(3, 10)).tokens
+    assert reads == [(3 * step, 9 * step + LENGTH)]
+    assert found.tolist() == [[*range(n * step, n * step + LENGTH)] for n in range(3, 10)]
+    windows.take(np.array([3, 5, 4]))
+    assert len(reads) == 4
+
+
 def test_a_process_finds_its_rows_without_all_places_of_the_global_batch():
     """Which would take the same time in each of the processes of a pod."""
     iterator = train_iterator(grid(20), batch_size=2**40, seed=5, rows=np.arange(2, 6))
