@@ -267,6 +267,7 @@ def many(folder: Path, count: int) -> shards.Prepared:
 def test_any_number_of_shards_needs_few_open_files(tmp_path):
     count = shards.MAPS + 50
     made = many(tmp_path / "shards", count)
+    shards._mapped.cache_clear()
     before = len(os.listdir("/proc/self/fd"))
     text = shards.TokenShards(made.folder, "uint16", made.pieces([("text", 0, count)]))
     parts = [text[2 * number : 2 * number + 2] for number in range(count)]
