@@ -12,7 +12,7 @@ from md4_jax.data.chat import Chat
 from md4_jax.data.domains import Domain, TextDomain, stored_domain
 from md4_jax.data.tokenizers import END_OF_TEXT, BytePairs
 from md4_jax.experiment import Experiment
-from md4_jax.model import dreamon, esm, finding, parameters, peers, peft_reading
+from md4_jax.model import dreamon, esm, finding, parameters, peers, peft_reading, surplus
 from md4_jax.model import origins as places
 from md4_jax.model.finding import Found
 from md4_jax.model.layout import Layout, Watched
@@ -104,6 +104,7 @@ def _of_others(
 ) -> Model:
     """Reads the checkpoint of another project; name: its name, for the layout."""
     folder, tensors = where.folder, Tensors(*where)
+    surplus.check_types(told, tensors)
     told = dreamon.with_expansion(told, folder)
     masked = peers.with_mask(told, folder)
     peer = peers.peer(masked, tensors)
@@ -128,6 +129,7 @@ def _of_others(
     stored = peft_reading.Merged(tensors, lora) if folded else tensors
     arrays = Watched(_ordered(stored, peer, mask, domain.vocab_size + 1))
     params = parameters.converted(experiment, arrays, peer.convert, str(where.place), begin)
+    surplus.check_used(tensors, peer, arrays.names)
     if folded:
         lora.check_read(arrays.names)
     layout = Layout.of(told, tensors, mask, arrays.names, "" if folded else name)
