@@ -38,9 +38,10 @@ def _esolm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 
 def _duo(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    conditioning = "sigma" if told.get("time_conditioning", True) else "zero"
     process = {
         "name": "uniform", "schedule": LOG_LINEAR, "parametrisation": "joint",
-        "conditioning": "sigma",
+        "conditioning": conditioning,
     }  # fmt: skip
     return _dit(told, tensors, process, {"name": "uniform_elbo"})
 
@@ -59,8 +60,6 @@ def _udlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
         )
     if classes:
         agree(told, tensors, cfg_num_classes=classes)
-    if not told.get("time_conditioning", True):
-        found.sections["process"]["conditioning"] = "zero"
     if (found.symbols, found.length) == MOLECULES:
         return found._replace(tokenizer=OF_MOLECULES, eot=smiles.END)
     return found._replace(tokenizer="google-bert/bert-base-uncased", eot="[SEP]")

@@ -98,7 +98,7 @@ def _llada(told: Mapping[str, Any], tensors: Tensors) -> Peer:
         "block_type": "llama", "activation_type": "silu", "layer_norm_type": "rms", "rope": True,
         "alibi": False, "attention_layer_norm": False, "input_emb_norm": False,
         "scale_logits": False, "include_bias": False, "include_qkv_bias": False,
-        "clip_qkv": None,
+        "clip_qkv": None, "rope_scaling": None,
     }  # fmt: skip
     check_built(told, tensors, built)
     trunk = "model.transformer."

@@ -137,6 +137,7 @@ def test_a_mask_that_cannot_be_is_refused(name, mask, said, tmp_path):
     [
         ("bd3lm", {"causal": True}, "causal=True: it is the autoregressive baseline"),
         ("llada", {"clip_qkv": 8.0}, "clip_qkv=8.0; only None is supported"),
+        ("llada", {"rope_scaling": {"factor": 4.0}}, "rope_scaling=.*; only None is supported"),
     ],
 )
 def test_switches_that_are_not_known_are_refused(name, changes, said, tmp_path):

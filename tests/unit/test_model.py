@@ -87,10 +87,13 @@ def test_a_key_of_one_model_is_none_of_the_next(folders):
         assert md4_jax.load(folders[name]).config["process"]["schedule"]["eps"] == 1e-3
 
 
-def test_duo(folders):
-    model, told = md4_jax.load(folders["duo"]), answers("duo")
+@pytest.mark.parametrize("timed", [None, False])
+def test_duo(timed, tmp_path):
+    changed = {} if timed is None else {"time_conditioning": timed}
+    model, told = md4_jax.load(peer_folder(tmp_path, "duo", **changed)), answers("duo")
     found = model.logits(told["z"], time_of(model, told["sigma"]))
-    np.testing.assert_allclose(found, np.asarray(told["outputs"]), atol=CLOSE)
+    expected = told["outputs_sigma_zero" if timed is False else "outputs"]
+    np.testing.assert_allclose(found, np.asarray(expected), atol=CLOSE)
     # The symbol that Duo has for a mask, and never uses, has no text.
     assert model.domain.vocab_size == 12 and model.domain.decode([0, 11, 1]) == "ab"
 
