@@ -35,7 +35,9 @@ token_nats.defvjp(_token_nats, _slope_of_logits)
 
 def expected(logits: Array, values: Array) -> Array:
     """Computes sum_k softmax(logits)_k values_k: logits [..., V], values [V] -> [...]."""
-    return jax.nn.softmax(widened(logits), axis=-1) @ values
+    # GPUs and TPUs would round the factors, and GenMD4 subtracts a number close to this sum.
+    exact = jax.lax.Precision.HIGHEST
+    return jnp.matmul(jax.nn.softmax(widened(logits), axis=-1), values, precision=exact)
 
 
 def score_nats(log_ratio: Array, x: Array) -> Array:

@@ -110,4 +110,5 @@ def reveal_by_symbol(logits: Array, each: Array) -> tuple[Array, Array]:
     P(revealed) = sum_k mu_k p_k, and P(k | revealed) is proportional to mu_k p_k
     (docs/families/genmd4.md).
     """
-    return logits + jnp.log(each), jax.nn.softmax(logits, axis=-1) @ each
+    revealed = jnp.matmul(jax.nn.softmax(logits), each, precision=jax.lax.Precision.HIGHEST)
+    return logits + jnp.log(each), revealed
