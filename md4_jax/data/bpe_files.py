@@ -2,9 +2,8 @@
 
 import json
 import pathlib
-import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from md4_jax.data.words import Encode
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, cache_root, is_remote, place
 
-PIECE_CHARACTERS = 1 << 20
 CONFIG = "tokenizer_config.json"
 ADDED = ("lstrip", "rstrip", "normalized", "single_word", "special")
 # Split of Qwen's tokenizers, as a regular expression: single digits, and no leading space for them.
@@ -67,22 +65,6 @@ def mask_of(folder: Place) -> int | None:
         if isinstance(mask, str):
             return from_path(str(folder)).token_to_id(mask)
     return None
-
-
-def pieces(text: str) -> Iterator[str]:
-    """Cuts a long text into pieces, before spaces between two word characters.
-
-    A byte-level vocabulary always starts a new word there. So the pieces have the same ids as the
-    whole text, and memory stays bounded.
-    """
-    start = 0
-    while len(text) - start > PIECE_CHARACTERS:
-        cut = re.compile(r"(?<=\w) (?=\w)").search(text, start + PIECE_CHARACTERS)
-        if cut is None:
-            break
-        yield text[start : cut.start()]
-        start = cut.start()
-    yield text[start:]
 
 
 def spellings(tokenizer, ids: Sequence[int]) -> list[bytes] | None:

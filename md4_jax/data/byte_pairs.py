@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from md4_jax.data import bpe_files, words
+from md4_jax.data import bpe_files, long_texts, words
 from md4_jax.data.tokenizer_base import Tokenizer, id_dtype
 from md4_jax.protocols import UserError
 
@@ -96,12 +96,14 @@ class BytePairs(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         """Returns ids [number of tokens]."""
-        pieces = [self._encode([piece])[0] for piece in bpe_files.pieces(text)]
-        return np.concatenate(pieces)
+        if len(text) <= long_texts.PIECE_CHARACTERS:
+            return self._encode([text])[0]
+        pieces = long_texts.pieces(text, long_texts.space_before(self._tokenizer))
+        return np.concatenate([self._encode([piece])[0] for piece in pieces])
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Encodes each text."""
-        if max(map(len, texts), default=0) > bpe_files.PIECE_CHARACTERS:
+        if max(map(len, texts), default=0) > long_texts.PIECE_CHARACTERS:
             return [self.encode(text) for text in texts]
         return self._encode(texts)
 

@@ -16,7 +16,7 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import cache_root
 from md4_jax.runtime.streams import printable
 
-FORMAT = 2  # increase it when the same text and tokenizer give another stream
+FORMAT = 3  # increase it when the same text and tokenizer give another stream
 BATCH_DOCUMENTS = 1000
 BATCH_CHARACTERS = 1 << 22
 

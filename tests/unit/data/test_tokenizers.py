@@ -7,8 +7,10 @@ import types
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models, normalizers
 
-from md4_jax.data import TOKENIZERS, bpe_files
+from md4_jax.data import TOKENIZERS, bpe_files, long_texts
 from md4_jax.data.proteins import Proteins
 from md4_jax.data.tokenizers import BytePairs, Bytes, Characters, Text8Symbols, from_json
 from md4_jax.protocols import UserError
@@ -249,10 +251,26 @@ def test_a_long_text_is_cut_without_changing_its_tokens(shared, monkeypatch):
     tokenizer = BytePairs(path=str(shared("gpt2_bpe")))
     text = shared("wikitext2/wiki.test.raw").read_text()[:100_000]
     whole = tokenizer.encode(text)
-    monkeypatch.setattr(bpe_files, "PIECE_CHARACTERS", 1000)
-    assert len(list(bpe_files.pieces(text))) > 50
+    monkeypatch.setattr(long_texts, "PIECE_CHARACTERS", 1000)
+    assert len(list(long_texts.pieces(text, " "))) > 50
     assert tokenizer.encode(text).tolist() == whole.tolist()
     assert tokenizer.encode_batch([text])[0].tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_long_text_keeps_its_tokens_if_the_vocabulary_puts_a_space_before_it(adds, monkeypatch):
+    """As SentencePiece's vocabularies do, of Llama 2 for example."""
+    names = ["<unk>", "▁", "a", "b", "▁a", "▁b"]
+    merges = [("▁", "a"), ("▁", "b")]
+    model = models.BPE({name: n for n, name in enumerate(names)}, merges, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
+    replaced = [normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁")] * adds + replaced)
+    monkeypatch.setattr(long_texts, "PIECE_CHARACTERS", 10)
+    text = "ab a b ba a" * 20
+    space = long_texts.space_before(tokenizer)
+    found = [tokenizer.encode(piece).ids for piece in long_texts.pieces(text, space)]
+    assert len(found) > 10 and [i for ids in found for i in ids] == tokenizer.encode(text).ids
 
 
 QWEN_IDS = [258, 220, 16, 17, 262, 127, 102, 261]
