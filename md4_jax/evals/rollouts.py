@@ -18,7 +18,8 @@ from md4_jax.samplers.steering import Steering
 # Added to the standard deviation of the rewards of a group, which may be 0.
 SMALLEST = 1e-4
 NOTHING = -1  # value of positions after the end of a text
-SAMPLES = 7  # distinguishes keys of samples from those of noise (`draws`)
+# Distinguishes keys of samples from those of noise. It is no step, which `draws` folds in there.
+SAMPLES = 2**31 + 7
 
 
 class Rollouts:

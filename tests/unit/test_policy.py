@@ -22,6 +22,7 @@ from md4_jax.experiment import clean_prompts
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.block import BlockDiffusion
+from md4_jax.objectives.draws import draws
 from md4_jax.objectives.policy import Policy
 from md4_jax.objectives.preference import Preference
 from md4_jax.processes.masking import Masking
@@ -475,3 +476,15 @@ def test_the_start_is_kept_only_where_it_counts():
     assert not Policy().needs.teacher and Policy(kl=0.1).needs.teacher
     assert Policy().teacher_calls == 0 and Policy(kl=0.1, draws=3).teacher_calls == 3
     assert dataclasses.replace(Policy(), draws=5).calls == 5 and rollouts.SMALLEST < 1e-3
+
+
+def test_keys_of_samples_are_those_of_no_noise():
+    """Of any step: samples and noise of different steps would be correlated."""
+    steps, seed, count = range(40), 3, 4
+
+    def bits(keys):
+        return [tuple(row) for row in np.asarray(jax.random.key_data(keys))]
+
+    noise = [key for step in steps for key in bits(draws(seed, step, count)[1])]
+    samples = [key for step in steps for key in bits(rollouts.sample_keys(seed, step, count))]
+    assert len({*noise, *samples}) == 2 * len(steps) * count
