@@ -56,6 +56,20 @@ def prompts_and_reward(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {**cleared, "classifier": "", "reward": dict(reward)}
 
 
+def full(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns keys of `sample` that draw texts in full; UserError if they end texts early.
+
+    In block diffusion the blanks after the end of a text would remain masks.
+    """
+    for key in ("stop", "min_entropy"):
+        if options.get(key):
+            raise UserError(
+                f"infill fills every blank of the text, so {key}={options[key]!r} cannot end "
+                f"it early: remove {key}, or use sample with a template"
+            )
+    return {**options, "stop": "", "min_entropy": 0.0}
+
+
 def of_one(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the keys of `sample` for watching one sample; UserError if there are several.
 

@@ -153,8 +153,8 @@ class Model(pickling.Unpickled):
         if not blank or blank not in text:
             raise UserError(f"the text must contain a blank {blank!r} to fill: {text!r}")
         pieces = text.split(blank)
-        given = sum(len(self.domain.encode(piece)) for piece in pieces if piece)
-        length = given + len(pieces) - 1
+        length = len(pieces) - 1 + sum(len(self.domain.encode(piece)) for piece in pieces if piece)
+        options = inputs.full(options)
         asked = options | ({"name": sampler} if sampler else {})
         step = self.sampling(asked, prompted=True).sampler_step
         if step.needs.hides:  # on a canvas of one of few lengths

@@ -356,6 +356,17 @@ def test_infilling_ends_with_the_text(mdlm):
     assert found.tokens.shape == (3, 7)
 
 
+def test_infilling_fills_the_blanks_after_a_stop():
+    model = playgrounds.of_blocks(4)
+    model.config["sample"] |= dict(stop=" ".join(playgrounds.ALPHABET[1:60]), min_entropy=1.5)
+    text = "ab____________cd"
+    found = model.infill(text, num=8, steps=4)
+    assert (found.tokens < len(playgrounds.ALPHABET)).all() and found.tokens.shape == (8, 16)
+    for key in ("stop", "min_entropy"):
+        with pytest.raises(UserError, match=f"fills every blank of the text, so {key}="):
+            model.infill(text, **{key: model.config["sample"][key]})
+
+
 @pytest.mark.parametrize(
     "call, said",
     [
