@@ -92,6 +92,7 @@ class RankedCache(NamedTuple):
     known         bool [B, L], the positions whose token is cached
     place, rank   int32 [B, P], position and rank of the symbols that are being read
     keep          bool [B, P], which of these symbols to add to the cache
+    segments      int32 [B, L]: a symbol sees only tokens of its own segment; None: one segment
     """
 
     keys: Array
@@ -100,6 +101,7 @@ class RankedCache(NamedTuple):
     place: Array
     rank: Array
     keep: Array
+    segments: Array | None = None
 
     @property
     def first(self) -> Array:
@@ -117,21 +119,25 @@ class RankedCache(NamedTuple):
     ) -> tuple[Array, tuple[Array, Array]]:
         """Attends from P symbols to the cache, to themselves and to those before them.
 
-        query [B, P, H, Dh]. Returns (result, own keys after rotation and values). The text is one
-        document. The cache is not changed here, so that keys of a layer are not copied.
+        query [B, P, H, Dh]. Returns (result, own keys after rotation and values). The cache is not
+        changed here, so that keys of a layer are not copied. The segments are those of the cache.
         """
         del segments
         length, heads = self.keys.shape[1], query.shape[2]
         query, key = (rotate(x, self.place, length=length, turns=turns) for x in (query, own[0]))
         before = self.rank[:, :, None] >= self.rank[:, None]
         known = jnp.broadcast_to(self.known[:, None], (*self.place.shape, length))
-        seen = jnp.concatenate([known, before], axis=2)[:, None]
+        seen = jnp.concatenate([known, before], axis=2)
+        if self.segments is not None:
+            own_BxP = jnp.take_along_axis(self.segments, self.place, axis=1)
+            of_keys = jnp.concatenate([self.segments, own_BxP], axis=1)
+            seen &= own_BxP[:, :, None] == of_keys[:, None]
         keys, values = (
             for_queries(jnp.concatenate(x, axis=1), heads)
             for x in ((self.keys, key), (self.values, own[1]))
         )
         form = Form(rounded=kernel == "rounded")
-        return attend_where(query, keys, values, seen, form), (key, own[1])
+        return attend_where(query, keys, values, seen[:, None], form), (key, own[1])
 
     def append(self, keys: Array, values: Array) -> "RankedCache":
         """Writes the symbols to keep, [..., B, P, H, Dh] of all layers, at their positions."""
@@ -180,10 +186,10 @@ def ordered_functions(o: Any, module: Any, variables: Any, told: dict[str, Array
     def append(
         z: Array, t: Array, place: Array, rank: Array, keep: Array, cache: RankedCache
     ) -> tuple[Array, RankedCache]:
-        asked = cache._replace(place=place, rank=rank, keep=keep)
+        asked = cache._replace(place=place, rank=rank, keep=keep, segments=segments)
         run = partial(module.apply, variables, method="append_block")
         h, after = run(z, t, asked, label, None)
         none = cache.place[:, :0]
-        return h, after._replace(place=none, rank=none, keep=none > 0)
+        return h, after._replace(place=none, rank=none, keep=none > 0, segments=None)
 
     return Ordered(features, predictions, empty_cache, append)

@@ -33,6 +33,7 @@ class Text(NamedTuple):
     confidence   float32 [B, N], as in `Chain`
     evaluations  int32 [B], network evaluations so far
     ended        bool [B], whether a block has met a condition of `Stop`
+    first        int32 [B], where each text begins
     """
 
     b: Array
@@ -41,6 +42,7 @@ class Text(NamedTuple):
     confidence: Array
     evaluations: Array
     ended: Array
+    first: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +96,9 @@ class Blocks:
         The paths of the first `trace` sequences are returned block by block.
         """
         denoiser, moved, shift = after_prompts(denoiser, prompt, self.block)
-        chain, parts = self._run(
-            denoiser, process, step, grid=grid, keys=keys, prompt=moved, trace=trace
-        )
+        text = self.begun(denoiser, process, moved, shift)
+        course = Course(grid, keys, moved.tokens, trace)
+        chain, parts = self._run(denoiser, process, step, text, moved, course)
         return moved_back(chain, parts, shift, prompt)
 
     def _run(
@@ -104,21 +106,19 @@ class Blocks:
         denoiser: Denoiser,
         process: Any,
         step: SamplerStep,
-        *,
-        grid: np.ndarray,
-        keys: Array,
+        text: Text,
         prompt: Prompt,
-        trace: int,
+        course: Course,
     ) -> tuple[Chain, Parts | None]:
-        unseen = self.unseen(process)
+        (grid, keys, _, trace), unseen = course, self.unseen(process)
 
         def draw(text: Text) -> tuple[Text, Chain, Frames | None]:
             own = fold_keys(keys, text.b)
             first = fold_keys(own, len(grid))
             text, chain = self.opened(denoiser, process, step, text, prompt, first)
             within = self.within(denoiser, process, text, prompt)
-            course = Course(grid, own, self.part(prompt, text).tokens, trace)
-            return text, *_unless_given(within, process, step, chain, course)
+            part = Course(grid, own, self.part(prompt, text).tokens, trace)
+            return text, *_unless_given(within, process, step, chain, part)
 
         def body(state: tuple[Text, Frames | None]) -> tuple[Text, Frames | None]:
             before, frames = state
@@ -126,7 +126,6 @@ class Blocks:
             frames = with_path(frames, path, text.b, text.ended[:trace, None])
             return self.closed(denoiser, process, text, chain), frames
 
-        text = self.begun(denoiser, process, prompt)
         frames = unreached(jax.eval_shape(draw, text)[2], prompt, unseen)
         count = prompt.tokens.shape[1] // self.block
         text, frames = jax.lax.while_loop(
@@ -135,13 +134,14 @@ class Blocks:
         chain = Chain(text.z, prompt.mask, text.confidence, text.evaluations)
         return chain, parts_of(frames, prompt, unseen) if trace else None
 
-    def begun(self, denoiser: Denoiser, process: Any, prompt: Prompt) -> Text:
-        """Returns the texts before the first block is drawn."""
+    def begun(self, denoiser: Denoiser, process: Any, prompt: Prompt, shift: Array | None) -> Text:
+        """Returns the texts before the first block is drawn, moved by `shift` or not at all."""
         z = jnp.where(prompt.mask, prompt.tokens, self._blank(process))
         none = jnp.zeros(len(z), jnp.int32)
         confidence = jnp.asarray(prompt.mask).astype(jnp.float32)
         cache = self._empty(denoiser.blocks, z)
-        return Text(jnp.int32(0), cache, z, confidence, none, none > 0)
+        first = none if shift is None else shift
+        return Text(jnp.int32(0), cache, z, confidence, none, none > 0, first)
 
     def opened(
         self,
@@ -191,7 +191,8 @@ class Blocks:
             z,
             put(text.confidence, chain.confidence, b * self.block, axis=1),
             text.evaluations + jnp.where(ended, 0, used),
-            ended | self.stop.met(drawn, z, (b + 1) * self.block, self.window),
+            ended | self.stop.met(drawn, z, (b + 1) * self.block, self.window, text.first),
+            text.first,
         )
 
     def unseen(self, process: Any) -> int:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -69,8 +68,8 @@ class LiveBlocks:
 
     def _begun(self, denoiser: Denoiser, process: Any, prompt: Prompt) -> tuple[Text, Array, Array]:
         denoiser, moved, shift = after_prompts(denoiser, prompt, self._blocks.block)
-        text = self._blocks.begun(denoiser, process, moved)
-        return text, moved.tokens, jnp.zeros(len(text.z), jnp.int32) if shift is None else shift
+        text = self._blocks.begun(denoiser, process, moved, shift)
+        return text, moved.tokens, text.first
 
     def _opened(
         self, denoiser: Denoiser, process: Any, step: SamplerStep, text: Text, keys: Array, prompt

@@ -18,10 +18,11 @@ class Stop(NamedTuple):
     symbols: tuple[int, ...] = ()
     min_entropy: float = 0.0
 
-    def met(self, drawn: Array, z: Array, end: Array, window: int) -> Array:
+    def met(self, drawn: Array, z: Array, end: Array, window: int, first: Array | int = 0) -> Array:
         """Returns whether each sequence ends with this block, bool [B].
 
         drawn [B, P] are the block's symbols, -1 in the prompt. z [B, N] is filled up to `end`.
+        first: where each text begins, int [B]; symbols before it are none of the text
         """
         ends = jnp.zeros(len(drawn), bool)
         if self.symbols:
@@ -29,7 +30,7 @@ class Stop(NamedTuple):
         if self.min_entropy and window <= z.shape[1]:
             begin = jnp.maximum(0, end - window)
             last = jax.lax.dynamic_slice_in_dim(z, begin, window, axis=1)
-            ends = ends | (entropy(last) < self.min_entropy) & (end >= window)
+            ends = ends | (entropy(last) < self.min_entropy) & (end - first >= window)
         return ends
 
 

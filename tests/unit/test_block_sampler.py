@@ -39,13 +39,15 @@ def denoiser(*, timed=True, **options):
     return network.bind(jax.tree.map(noise, params))
 
 
-def drawn(rows=8, length=12, given=None, step=None, *, timed=True, trace=False, **options):
+def drawn(
+    rows=8, length=12, given=None, step=None, *, timed=True, trace=False, left=False, **options
+):
     tokens = np.zeros((rows, length), np.int32)
     marks = np.zeros((rows, length), bool)
     if given is not None:
         tokens[:, : len(given)], marks[:, : len(given)] = given, True
     options = dict(block=3, window=12) | options
-    network = denoiser(timed=timed)
+    network = denoiser(timed=timed, causal_context=left)
     blocks = Blocks(**options)
     call = jax.jit(
         lambda keys: blocks(
@@ -125,17 +127,25 @@ def test_a_given_stop_ends_nothing_and_what_is_not_drawn_costs_nothing():
     np.testing.assert_array_equal(free.evaluations, 20)
 
 
-@pytest.mark.campaign
-def test_a_sequence_ends_once_its_window_repeats_itself():
-    """Of the last 6 tokens fewer than 1.0 nats: the same block as when looked at afterwards."""
-    options = dict(length=48, window=6, timed=False)
-    free, ended = (np.asarray(drawn(**options, stop=Stop(min_entropy=h))[0].z) for h in (0.0, 1.0))
-    stopped = 0
-    for row in range(8):
-        ends = range(6, 49, 3)
+@pytest.mark.parametrize(
+    "after, least",
+    [pytest.param(False, 1.0, marks=pytest.mark.campaign), (True, 1.2)],
+    ids=["", "blocks after a prompt"],
+)
+def test_a_sequence_ends_once_its_window_repeats_itself(after, least):
+    """Of the last 6 tokens too few nats: the same block as when looked at afterwards.
+
+    Blocks that begin after a prompt of one token first have 6 tokens at the seventh of the text.
+    """
+    options = dict(rows=32 if after else 8, length=24 if after else 48, window=6, timed=False)
+    options |= dict(given=[1] if after else None, left=after)
+    free, ended = (np.asarray(drawn(**options, stop=Stop(min_entropy=h))[0].z) for h in (0, least))
+    stopped, ends = 0, range(7 if after else 6, free.shape[1] + 1, 3)
+    for row in range(len(free)):
         nats = [exact_entropy(free[row, end - 6 : end]) for end in ends]
-        end = next((e for e, h in zip(ends, nats, strict=True) if h < 1.0), 48)
-        stopped += end < 48
+        found = (e for e, h in zip(ends, nats, strict=True) if h < least)
+        end = next(found, free.shape[1])
+        stopped += end < free.shape[1]
         np.testing.assert_array_equal(ended[row, :end], free[row, :end])
         assert (ended[row, end:] == 5).all()
     assert stopped > 0

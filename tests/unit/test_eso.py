@@ -370,6 +370,26 @@ def test_the_cache_changes_no_sample(alpha_0, steps, few, monkeypatch):
         assert (np.asarray(chain.evaluations) <= most).all() and (np.asarray(chain.z) < 5).all()
 
 
+def test_the_cache_does_not_show_padding():
+    """Other tokens there, in a segment of their own, change no probability of a drawn token."""
+    network, params = built(Transformer, time_conditioning=False, kv_heads=1, depth=1)
+    inside = np.broadcast_to(np.arange(LENGTH) < LENGTH - 3, TEXT.shape)
+    told = {"segments": jnp.where(inside, 0, -1)}
+
+    @jax.jit
+    def run(tokens):
+        prompt = Prompt(tokens, jnp.asarray(GIVEN | ~inside))
+        keys = exact.keys_for(1, ROWS)
+        return loop.sample(
+            network.bind(params, told), Masking(5), eso.Eso(0.5), grid=uniform(2), keys=keys,
+            prompt=prompt,
+        )[0]  # fmt: skip
+
+    one, other = (run(jnp.asarray(x)) for x in (TEXT, np.where(inside, TEXT, (TEXT + 1) % 5)))
+    np.testing.assert_array_equal(one.z[inside], other.z[inside])
+    np.testing.assert_allclose(one.confidence[inside], other.confidence[inside], atol=1e-6)
+
+
 def test_two_networks_side_by_side_have_a_cache_each():
     given = np.zeros_like(GIVEN)
     found = samples(eso.Eso(0.5), 2, guided=True)(given)[0]
