@@ -18,7 +18,7 @@ from md4_jax.options.parts import words
 from md4_jax.processes.capabilities import RevealsBySymbol, RevealsMasks
 from md4_jax.protocols import UserError
 from md4_jax.training.keeping import check_best
-from md4_jax.training.precision import check_trainable
+from md4_jax.training.precision import check_matrices, check_trainable
 from md4_jax.training.trackers import TRACKERS
 
 
@@ -253,6 +253,8 @@ def check_training(experiment: Experiment, kept: Mapping[str, Any] | None = None
     check_preferences(experiment)
     check_policy(experiment, kept)
     check_trainable(experiment)
+    if kept is None:
+        check_matrices(experiment)
 
 
 def _check_names(experiment: Experiment, kept: Mapping[str, Any] | None) -> None:

@@ -15,8 +15,9 @@ from md4_jax.protocols import Array, Params, UserError
 from md4_jax.runtime.sharding import path_name
 
 DECAYED = re.compile(r"kernel$")
-# Muon orthogonalises the matrices of blocks. Embedding, head and vectors use Adam.
-HIDDEN_MATRIX = re.compile(r"blocks(_\d+)?/.*kernel$")
+# Muon orthogonalises the matrices of blocks, which network.name="partition" calls encoder, decoder
+# and, between them, swap_attention. Embedding, head and vectors use Adam.
+HIDDEN_MATRIX = re.compile(r"(blocks(_\d+)?|(^|/)(encoder|decoder|swap_attention))/.*kernel$")
 SHAPES = ("cosine", "linear", "constant", "rsqrt")
 CLOCKS = ("steps", "seconds")
 AVERAGES = ("b1", "b2", "momentum")  # weights of the past in a moving average
@@ -113,7 +114,8 @@ class Rate(NamedTuple):
 
     shape: (number of updates) -> rate with peak 1. follows_seconds: whether the optimizer's
     updates, which depend only on their number, must be multiplied by `pace`. bounded: whether the
-    optimizer's update is finite for every finite gradient.
+    optimizer's update is finite for every finite gradient. of_matrices: whether the peak is only
+    that of `hidden_matrices`.
     """
 
     peak: float
@@ -122,6 +124,7 @@ class Rate(NamedTuple):
     num_steps: int
     follows_seconds: bool
     bounded: bool = False
+    of_matrices: bool = False
 
     @classmethod
     def of(cls, schedule: optax.Schedule) -> "Rate":
@@ -230,7 +233,7 @@ class Muon(LearningRate):
         # Without clipping, products of momenta may be inf - inf.
         bounded = self.is_moderate() and 0 < self.clip <= 1
         followed = self.followed(self.learning_rate, num_steps, bounded=bounded)
-        return self.chain(muon, self.clip, num_steps), followed
+        return self.chain(muon, self.clip, num_steps), followed._replace(of_matrices=True)
 
 
 OPTIMIZERS = {

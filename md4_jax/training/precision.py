@@ -1,8 +1,11 @@
-"""Types of stored parameters, for inference and for training."""
+"""Types of stored parameters, and checks of those that are trained."""
+
+import jax
 
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
 from md4_jax.training.loop import abstract_state
+from md4_jax.training.optim import hidden_matrices
 from md4_jax.training.trainable import stored
 
 
@@ -28,3 +31,18 @@ def check_trainable(experiment: Experiment) -> None:
             "network.lora_rank or train.trainable to train only some of them, or "
             "network.parameters='float32'"
         )
+
+
+def check_matrices(experiment: Experiment) -> None:
+    """Raises UserError if a learning rate that is only for matrices of blocks has none to train."""
+    rate, config = experiment.learning_rate, experiment.config
+    matrices = hidden_matrices(abstract_state(experiment).params)
+    if jax.tree.leaves(matrices) or not rate.of_matrices:
+        return
+    asked, name = experiment.train.trainable, config["optim"]["name"]
+    what = f"train.trainable={asked!r}" if asked else f"network.name={config['network']['name']!r}"
+    raise UserError(
+        f"optim.name={name!r} with {what} trains no matrix of a block: Adam would train all "
+        f"parameters, with optim.adam_learning_rate, and optim.learning_rate={rate.peak} would "
+        "have no effect. Set optim.name='adamw'"
+    )

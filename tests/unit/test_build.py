@@ -319,6 +319,30 @@ def test_an_evaluator_has_not_the_name_of_the_loss():
     check_training(experiment, config)
 
 
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (
+            dict(network=dict(name="unet", channels=32, blocks=1)),
+            "optim.name='muon' with network.name='unet' .* optim.learning_rate=0.02 would",
+        ),
+        (dict(train__trainable="^head"), "optim.name='muon' with train.trainable='\\^head' trains"),
+        (dict(train__trainable="query"), None),
+        (dict(network__name="partition", network__depth=2, objective__name="partition"), None),
+    ],
+)
+def test_muon_is_for_matrices_of_blocks(changes, words):
+    """Without one, Adam would train everything. Runs that began before may go on."""
+    domain = types.SimpleNamespace(**vars(TOKENIZER) | {"shape": (8, 8, 4)})
+    config = changed(optim=dict(name="muon"), network__time_conditioning=False, **changes)
+    experiment = build.experiment(config, domain)
+    if words is None:
+        return check_training(experiment)
+    with pytest.raises(UserError, match=words):
+        check_training(experiment)
+    check_training(experiment, config)
+
+
 def test_a_missing_argument_is_named():
     with pytest.raises(UserError, match=r"data.path is needed by data.name='text'"):
         schema.build_section("data", {"name": "text", "length": 8})

@@ -1,12 +1,17 @@
 """Optimizers: rates at key steps, which leaves decay or are orthogonalised, the clip."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny_networks import SIZES_OF
 
 from md4_jax.networks.transformer import Transformer
+from md4_jax.networks.unet import UNet
+from md4_jax.networks.uvit import UViT
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import path_name
@@ -21,6 +26,7 @@ from md4_jax.training.optim import (
     hidden_matrices,
 )
 
+OF_BLOCKS = [make for make in SIZES_OF if make not in (UNet, UViT)]  # these convolve too
 every_optimizer = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
 
@@ -307,6 +313,18 @@ def test_muon_labels():
     chosen = names(hidden_matrices(UNROLLED), lambda leaf: isinstance(leaf, tuple))
     assert "network/blocks_0/attention/query/kernel" in chosen
     assert not any("head" in name or "embedding" in name or "time" in name for name in chosen)
+
+
+def test_muon_takes_the_matrices_of_every_network_with_blocks():
+    """Those of attention and of feed-forward layers, whatever a network calls its blocks."""
+    for make in OF_BLOCKS:
+        network = make(**SIZES_OF[make]).build()
+        params = jax.eval_shape(network.init, jax.random.key(0))
+        matrices = names(decay_mask(params), lambda leaf: leaf is True)
+        inner = {name for name in matrices if re.search("attention|feed_forward/", name)}
+        chosen = names(hidden_matrices(params), lambda leaf: isinstance(leaf, tuple))
+        left = {name for name in inner - chosen if not name.startswith("self_conditioning")}
+        assert len(inner) >= 6 and not left, (make.__name__, left)
 
 
 def test_the_clip_is_by_global_norm_and_zero_is_none():
