@@ -236,7 +236,9 @@ def _judged(
     judge, its_params = context.judge(params)
     bound = reported(judge)
     rows = rows_of(judge, bound.sequences(judge))
-    batches = Corpus(None, judge.domain, judge.data).batches_of(tokens, **rows)
+    # The samples are whole sequences, also for a judge of which each document is one.
+    data = dataclasses.replace(judge.data, windows="grid")
+    batches = Corpus(None, judge.domain, data).batches_of(tokens, **rows)
     if judge.config["network"].get("classes", 0):
         told = context_of(experiment.sample, len(tokens), drawn_classes(experiment))
         batches = with_context(batches, told, **rows)

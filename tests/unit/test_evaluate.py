@@ -1,5 +1,7 @@
 """The evaluator over batches, and samples in batches of one shape and as files."""
 
+import dataclasses
+import functools
 import json
 import math
 import types
@@ -275,6 +277,21 @@ def test_rows_of_samples_tell_how_to_draw_them_again(tmp_path):
     left = ("name", "batch_size", "trace")
     assert kept == {key: value for key, value in asked.items() if key not in left}
     assert rows[0]["sampler"] == "confidence"
+
+
+def test_a_judge_of_documents_scores_samples_as_another_judge_does(tmp_path):
+    """Samples are whole sequences, whatever `data.windows` says of the text it was trained on."""
+    model = of_text({})
+    experiment, found = model.sampling({"num": 2, "steps": 2, "judge": "self"}), []
+    programs = {}
+    for windows in ("grid", "documents"):
+        judge = experiment._replace(data=dataclasses.replace(experiment.data, windows=windows))
+        of_params = functools.partial(lambda judge, params: (judge, params), judge)
+        context = Context("samples", 0, place(tmp_path), None, of_params, None, programs, {}, str)
+        result = DrawnSamples().run(experiment, model.params, context)
+        found.append({key: x for key, x in result.items() if key.startswith("judge")})
+    assert found[0]["judge_sequences"] == 2 and found[0]["judge_nats_per_token"] > 0
+    assert found[0] == found[1]
 
 
 def test_the_compiled_sampler_is_made_once_for_all_settings():
