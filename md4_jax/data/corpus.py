@@ -84,6 +84,10 @@ class Corpus:
         """Returns whether padding consists of end-of-text tokens that count."""
         return (self._are_own or self._are_documents) and self.options.padding == "end_of_text"
 
+    def has_labels(self, split: str) -> bool:
+        """Returns whether batches of a split have the class of each sequence."""
+        return self._has_rows and "label" in self._rows(split).context
+
     def stream(self, split: str) -> np.ndarray | TokenShards:
         """Returns the tokens of a split, one sequence after another, memory-mapped if possible."""
         if self._has_rows:

@@ -61,6 +61,10 @@ class MixedCorpus(Corpus):
         """Returns whether any part has padding that counts."""
         return any(corpus.counts_padding for corpus in self._corpora.values())
 
+    def has_labels(self, split: str) -> bool:
+        """Returns False: texts with classes cannot be part of a mixture."""
+        return False
+
     def stream(self, split: str) -> "Joined":
         """Returns the tokens of a split, one part after another."""
         return Joined([corpus.stream(split) for corpus in self._corpora.values()])

@@ -9,8 +9,8 @@ import jax
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.sequences import SplitSize
 from md4_jax.evals import guides
-from md4_jax.evals.context import Context, RunOf, of_first_alone
-from md4_jax.experiment import Experiment
+from md4_jax.evals.context import Context, OnBatches, RunOf, of_first_alone
+from md4_jax.experiment import Experiment, drawn_classes
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.errors import cause
 from md4_jax.runtime.paths import Place
@@ -100,7 +100,8 @@ class Suite:
     def sizes(self, names: Iterable[str]) -> dict[tuple[str, str], SplitSize]:
         """Tokenises the data of evaluators: {(name, split): size}.
 
-        UserError if the data is too short or cannot be read, or if a judge is missing.
+        UserError if the data is too short or cannot be read, if a judge is missing, or if labels
+        are.
         """
         found = {}
         for name in names:
@@ -108,7 +109,23 @@ class Suite:
             if hasattr(evaluator, "check_source"):
                 evaluator.check_source(f"evals.{name}", self._run_of.is_causal)
             found |= sizes_of(name, evaluator, self._corpus)
+            self._check_labels(name, evaluator)
         return found
+
+    def _check_labels(self, name: str, evaluator: Any) -> None:
+        """Raises UserError for data without labels if the network always needs a class."""
+        if not drawn_classes(self._experiment):
+            return
+        others = hasattr(evaluator, "opened")  # sets of texts, which have no labels
+        if isinstance(evaluator, OnBatches):
+            others = not self._corpus(evaluator.data).has_labels(evaluator.split)
+        if others:
+            raise UserError(
+                f"evals.{name} reads data without labels, but this network was trained with "
+                "network.label_dropout=0 and predicts only sequences of which it is given the "
+                "class: remove the evaluator (or set its every=0 and final=False), or train with "
+                "network.label_dropout above 0, such as 0.1"
+            )
 
     def in_order(self, names: Iterable[str]) -> list[str]:
         """Sorts names of evaluators into the order in which they run."""

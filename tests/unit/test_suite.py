@@ -57,8 +57,33 @@ class Text:
 TOKENS = types.SimpleNamespace(vocab_size=2, unit="token")
 
 
-def suite_of(evals, corpus=None):
-    return Suite(types.SimpleNamespace(evals=evals, rewarded=None), "WORKDIR", corpus)
+def suite_of(evals, corpus=None, **network):
+    config = {"network": network}
+    experiment = types.SimpleNamespace(evals=evals, rewarded=None, config=config)
+    return Suite(experiment, "WORKDIR", corpus)
+
+
+@pytest.mark.parametrize("dropout, is_refused", [(0.0, True), (0.2, False)])
+def test_a_network_that_needs_a_class_reads_no_data_without_labels(dropout, is_refused):
+    """Its vector for "no class" was never trained. Models of n-grams need no class."""
+    both = {"": Text(test=range(9)), "none": Text(test=range(9))}
+    both[""].has_labels, both["none"].has_labels = lambda split: True, lambda split: False
+    opened = types.SimpleNamespace(opened=lambda key, corpus_of: {}, needs_data=False)
+    evals = {
+        "own": LikelihoodBound(None, split="test"),
+        "other": LikelihoodBound(None, split="test", data={"key": "none"}),
+        "sets": opened,
+        "ngrams": NGramModels(data={"key": "none"}),
+    }
+    suite = suite_of(
+        evals, lambda changes: both[changes.get("key", "")], classes=3, label_dropout=dropout
+    )
+    for name in evals:
+        if is_refused and name in ("other", "sets"):
+            with pytest.raises(UserError, match=f"evals.{name} reads data without labels, but"):
+                suite.sizes([name])
+        else:
+            suite.sizes([name])
 
 
 def test_which_run_after_a_step_and_at_the_end():

@@ -14,8 +14,10 @@ import pytest
 from PIL import Image
 
 from md4_jax.data import Cifar10, Digits, DownsampledImageNet, FashionMnist, ImageFolder, Mnist
+from md4_jax.data.corpus import Corpus
 from md4_jax.data.sources import cifar10, imagenet
 from md4_jax.data.sources.splits import SPLITS
+from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.locks import take
 
@@ -82,6 +84,9 @@ def test_digits_are_split_once_and_alike_in_every_run():
     assert min(np.bincount(labels(source, "test"))) >= 10
     assert "label" not in Digits(labels=False).rows("test").context
     assert Digits(labels=False).domain().labels == ()
+    for given in (True, False):
+        data = Corpus(Digits(labels=given), Digits(labels=given).domain(), DataOptions(64))
+        assert data.has_labels("test") == given
 
 
 def test_fewer_levels_than_the_digits_have():

@@ -106,6 +106,7 @@ def test_rows_of_another_length_or_padding_are_others(key, source):
         options = DataOptions(length, padding=padding, windows="documents")
         data = Corpus(files, domain_of(files, Bytes, length), options)
         assert len(data.example("train", 0)) == length
+        assert data.has_labels("train") == bool(key)
         found.add(json.dumps(data.fingerprint()))
     assert len(found) == 4
 
