@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from md4_jax.config.evaluators import with_keys_of
-from md4_jax.config.fit import Component, check_fit, check_order, objective_name
+from md4_jax.config.fit import Component, check_dropout, check_fit, check_order, objective_name
 from md4_jax.config.guide_checks import check_classifier
 from md4_jax.config.load import unknown
 from md4_jax.config.mesh_checks import check_batches, check_bound_batch, check_context
@@ -253,6 +253,7 @@ def check_training(experiment: Experiment, kept: Mapping[str, Any] | None = None
     check_preferences(experiment)
     check_policy(experiment, kept)
     check_trainable(experiment)
+    check_dropout(experiment)
     if kept is None:
         check_matrices(experiment)
 

@@ -170,6 +170,18 @@ def _check_resizing(experiment: Experiment, part: Component) -> None:
         )
 
 
+def check_dropout(experiment: Experiment) -> None:
+    """Raises UserError for dropout of attention weights that the objective's attention lacks."""
+    rate = experiment.config["network"].get("attention_dropout", 0.0)
+    needs, name = experiment.objective.needs, experiment.config["objective"]["name"]
+    if rate and (needs.blockwise or needs.ordered):
+        how = "block by block" if needs.blockwise else "in an order"
+        raise UserError(
+            f"network.attention_dropout={rate} must be 0 with objective.name={name!r}: the network "
+            f"reads texts {how}, and this attention has no dropout. Use network.dropout"
+        )
+
+
 def check_whole(experiment: Experiment, said: str, leave: str) -> None:
     """Raises UserError for a model trained block by block; sample.block=0 does not change that."""
     block = sample_block(experiment)

@@ -343,6 +343,27 @@ def test_muon_is_for_matrices_of_blocks(changes, words):
     check_training(experiment, config)
 
 
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (dict(objective__name="block"), "with objective.name='block': .* texts block by block, and"),
+        (
+            dict(objective__name="eso", sample__name="eso"),
+            "attention_dropout=0.1 must be 0 with objective.name='eso': .* reads texts in an order",
+        ),
+        (dict(objective__name="any_order"), None),
+    ],
+)
+def test_attention_in_blocks_or_in_an_order_has_no_dropout(changes, words):
+    """The network would say so too, but only after the run has begun."""
+    own = dict(network__attention_dropout=0.1, network__time_conditioning=False)
+    experiment = build.experiment(changed(**own, **changes), TOKENIZER)
+    if words is None:
+        return check_training(experiment)
+    with pytest.raises(UserError, match=words):
+        check_training(experiment)
+
+
 def test_a_missing_argument_is_named():
     with pytest.raises(UserError, match=r"data.path is needed by data.name='text'"):
         schema.build_section("data", {"name": "text", "length": 8})
