@@ -119,13 +119,17 @@ class Suite:
         others = hasattr(evaluator, "opened")  # sets of texts, which have no labels
         if isinstance(evaluator, OnBatches):
             others = not self._corpus(evaluator.data).has_labels(evaluator.split)
-        if others:
-            raise UserError(
-                f"evals.{name} reads data without labels, but this network was trained with "
-                "network.label_dropout=0 and predicts only sequences of which it is given the "
-                "class: remove the evaluator (or set its every=0 and final=False), or train with "
-                "network.label_dropout above 0, such as 0.1"
-            )
+        if not others:
+            return
+        said = f"evals.{name} reads data without labels, but"
+        off = f"remove the evaluator, or set evals.{name}.every=0 and evals.{name}.final=False"
+        if self._experiment.network.classifies:
+            raise UserError(f"{said} a classifier is compared with them: {off}")
+        raise UserError(
+            f"{said} this network was trained with network.label_dropout=0 and predicts only "
+            f"sequences of which it is given the class: {off}. Networks that are trained with "
+            "network.label_dropout above 0, such as 0.1, need no class"
+        )
 
     def in_order(self, names: Iterable[str]) -> list[str]:
         """Sorts names of evaluators into the order in which they run."""

@@ -346,7 +346,7 @@ def test_muon_is_for_matrices_of_blocks(changes, words):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        (dict(objective__name="block"), "with objective.name='block': .* texts block by block, and"),
+        (dict(objective__name="block"), "objective.name='block': .* texts block by block, and"),
         (
             dict(objective__name="eso", sample__name="eso"),
             "attention_dropout=0.1 must be 0 with objective.name='eso': .* reads texts in an order",

@@ -59,7 +59,10 @@ TOKENS = types.SimpleNamespace(vocab_size=2, unit="token")
 
 def suite_of(evals, corpus=None, **network):
     config = {"network": network}
-    experiment = types.SimpleNamespace(evals=evals, rewarded=None, config=config)
+    experiment = types.SimpleNamespace(
+        evals=evals, rewarded=None, config=config,
+        network=types.SimpleNamespace(classifies=network.get("name") == "classifier"),
+    )  # fmt: skip
     return Suite(experiment, "WORKDIR", corpus)
 
 
@@ -84,6 +87,11 @@ def test_a_network_that_needs_a_class_reads_no_data_without_labels(dropout, is_r
                 suite.sizes([name])
         else:
             suite.sizes([name])
+    classifier = suite_of(
+        evals, lambda changes: both["none"], name="classifier", classes=3, label_dropout=0.0
+    )
+    with pytest.raises(UserError, match="evals.own reads .* a classifier is compared with them"):
+        classifier.sizes(["own"])
 
 
 def test_which_run_after_a_step_and_at_the_end():
