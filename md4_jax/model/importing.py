@@ -15,7 +15,7 @@ from md4_jax.runtime.paths import Place, check_name, check_writable
 from md4_jax.training import base
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.loop import started
-from md4_jax.training.precision import check_trainable
+from md4_jax.training.precision import check_matrices, check_trainable
 
 # Positions of the data and of the log before the first step.
 FRESH = {"data": {"sequences": 0}, "log": {"sums": {}, "squares": 0.0, "count": 0}}
@@ -42,6 +42,7 @@ def imported(source: str, changes: Mapping[str, str], workdir: Place, adapters: 
     model = load(source, changes, adapters=adapters)
     form = _form(model)
     check_trainable(model.experiment)
+    check_matrices(model.experiment)
     if any(key.startswith("data.") for key in changes):
         inputs.check_files(model.config["data"], form)
     if is_first():
