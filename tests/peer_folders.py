@@ -58,6 +58,7 @@ TOLD = {
     "stable_diffcoder": dict(architectures=["StableDiffcoderForCausalLM"]),
     "rnd1": {},
     "nemotron": {},
+    "wedlm": {},
     "diffullama": dict(mask_token_id=81),
     "modernbert": dict(mask_token_id=122),
     "diffusiongemma": {},
@@ -71,11 +72,11 @@ TOLD = {
 # Those in the layout of transformers' Llama and Qwen.
 DECODERS = (
     "dream", "qwen2", "qwen3", "llama", "sdar", "fast_dllm_v2", "qwen3moe", "sdarmoe", "rnd1",
-    "diffullama", "nemotron", "stable_diffcoder",
+    "diffullama", "nemotron", "stable_diffcoder", "wedlm",
 )  # fmt: skip
 GPTS = ("gpt2", "diffugpt")
 # Instances with the arrays of another one.
-ARRAYS = {"esolm": "mdlm", "rnd1": "qwen3moe", "stable_diffcoder": "llama"}
+ARRAYS = {"esolm": "mdlm", "rnd1": "qwen3moe", "stable_diffcoder": "llama", "wedlm": "qwen3"}
 # Letters and special entries of the vocabulary.
 OTHERS = ("lladamoe", "llada2", "modernbert", "diffusiongemma", "esm", "e2d2")
 PROTEINS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-"]

@@ -135,7 +135,7 @@ def check_order(experiment: Experiment, part: Component) -> None:
         return
     said = f"{part.key}.name={part.name!r}"
     own = objective_name(experiment.objective)
-    fits = "'eso'" if part.key == "sample" else "'eso_orders' or 'auto'"
+    fits = "'eso' or 'streaming'" if part.key == "sample" else "'eso_orders' or 'auto'"
     if trained:
         raise UserError(
             f"{said} evaluates the network on whole texts, but objective.name={own!r} trains it "

@@ -22,6 +22,9 @@ same parameters are also a causal model.
 Stable-DiffCoder (ByteDance Seed, 2026) is block diffusion like SDAR, adapted from Seed-Coder, a
 Llama.
 
+WeDLM (arXiv:2512.22737) was adapted from Qwen2.5 and Qwen3, without a shift. Its attention is
+causal along an order in which all tokens come before all masks.
+
 Open-dLLM's models (Open-dCoder) were adapted from Qwen2.5 like Dream. Their config.json is that of
 a Qwen2, but their tokenizer has a mask.
 """
@@ -32,17 +35,26 @@ from typing import Any
 
 from md4_jax.config import files
 from md4_jax.model import dreamon, rotary
-from md4_jax.model.peer import Peer, agree, check_built, from_the_left, in_blocks, needed, of_masks
+from md4_jax.model.peer import (
+    Peer,
+    agree,
+    check_built,
+    from_the_left,
+    in_an_order,
+    in_blocks,
+    needed,
+    of_masks,
+)
 from md4_jax.networks import published, published_experts
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
 NEMOTRON, DIFFCODER = "nemotron_labs_diffusion", "stable_diffcoder"
-OPEN_DLLM = "open_dllm"
+OPEN_DLLM, WEDLM = "open_dllm", "wedlm"
 CAUSAL = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "ministral3")
 BLOCKWISE = ("sdar", "sdar_moe", "fast_dllm_qwen", NEMOTRON, DIFFCODER)
 A2D = ("a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama", "a2d-ministral3")
-MASKED = ("dream", "dreamon", OPEN_DLLM, "rnd1", "diffullama", *A2D, *BLOCKWISE)
+MASKED = ("dream", "dreamon", OPEN_DLLM, WEDLM, "rnd1", "diffullama", *A2D, *BLOCKWISE)
 KINDS = (*MASKED, *CAUSAL)
 SHIFTED = ("dream", "dreamon", OPEN_DLLM, "rnd1", "fast_dllm_qwen", "diffullama")
 # Classes in `architectures` of config.json that have the model_type of a Llama.
@@ -56,6 +68,7 @@ IMPLIED = {
     "sdar_moe": {"block_size": 4, "mask_token_id": 151_669},
     "fast_dllm_qwen": {"bd_size": 32, "mask_token_id": 151_665},
     "diffullama": {"mask_token_id": 811},
+    WEDLM: {"mask_token_id": 151_665},
     DIFFCODER: {"block_size": 4, "mask_token_id": 5},
     NEMOTRON: {"block_size": 32, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     **{kind: {"rms_norm_eps": 1e-5} for kind in ("ministral3", "a2d-ministral3")},
@@ -103,6 +116,8 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     found = found._replace(told_of=told_of)
     if kind in CAUSAL or told.get("dlm_paradigm") == LEFT_TO_RIGHT:
         return from_the_left(found, told, tensors)
+    if kind == WEDLM:
+        return in_an_order(found, 0.0, "streaming")
     network["shifted"] = bool(told.get("right_shift_logits", kind in SHIFTED))
     block = told.get(block_key(kind))
     if block is None:

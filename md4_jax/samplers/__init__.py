@@ -19,6 +19,7 @@ from md4_jax.samplers.psi import Psi
 from md4_jax.samplers.remask import Remask
 from md4_jax.samplers.reparameterized import Reparameterized
 from md4_jax.samplers.resize import Resize
+from md4_jax.samplers.streaming import Streaming
 from md4_jax.samplers.tweedie import Tweedie
 
 SAMPLERS = {
@@ -41,6 +42,7 @@ SAMPLERS = {
     "remask": Remask,
     "reparameterized": Reparameterized,
     "resize": Resize,
+    "streaming": Streaming,
     "tau_leaping": TauLeaping,
     "tweedie": Tweedie,
 }
