@@ -250,7 +250,8 @@ def get_config() -> ConfigDict:
                 # metropolis(proposals, level) | left_to_right, for causal networks |
                 # insert(order), with process insertion | edit, with process deletion |
                 # masked_edit, with process edits |
-                # eso(alpha_0, cached), with objective eso | resize(grow, masks, per_step, score,
+                # eso(alpha_0, cached) | streaming(width, limit, penalty, cached), both with
+                # objective eso | resize(grow, masks, per_step, score,
                 # noise, expansions, delete_rest), with process resizing
                 name="ancestral",
                 num=4,  # sequences to draw, of each template
