@@ -50,6 +50,7 @@ def cases() -> dict:
             Remask("rescale", 0.5, since=0.7, until=0.3, loop=True),
         ),
         "masking, eso": (Masking(V), SAMPLERS["eso"](0.5, cached=False)),
+        "masking, streaming": (Masking(V), SAMPLERS["streaming"](width=2, limit=1.0)),
         "masking, right_to_left": (Masking(V), AnyOrder("right_to_left", per_step=2)),
         "masking left at the end": (Masking(V, Geometric(1.0, 9.0)), Remask()),
         "gaussian, sum": (Rates(V, kernel="gaussian_symmetric"), TauLeaping("sum")),
