@@ -79,6 +79,7 @@ def losses(denoiser):
 
 
 PLAIN = {}
+DROPOUT = dict(dropout=0.1, attention_dropout=0.1, embedding_dropout=0.1)
 CASES = {
     "plain": (PLAIN, whole),
     "layers one by one": (dict(scan_blocks=False, qk_norm=True, time_conditioning=False), whole),
@@ -97,7 +98,11 @@ CASES = {
         whole,
     ),
     "experts": (dict(experts=4, expert_hidden=16, balance=0.1, keys=KEYS), whole),
-    "dropout": (dict(dropout=0.1, attention_dropout=0.1, embedding_dropout=0.1, keys=KEYS), whole),
+    "dropout": (DROPOUT | dict(keys=KEYS), whole),
+    "experts and dropout": (
+        DROPOUT | dict(experts=4, expert_hidden=16, balance=0.1, keys=KEYS),
+        whole,
+    ),
     "shifted": (dict(shifted=True), whole),
     "near": (dict(window=8, global_every=2, time_conditioning=False), whole),
     "some positions": (PLAIN, at_some),
@@ -121,6 +126,8 @@ IN_CAMPAIGNS = {
     "bfloat16 products",
     "blocks, layers one by one",
     "causal",
+    "dropout",
+    "experts",
     "few positions",
     "fewer keys",
     "kernel, causal",
@@ -128,6 +135,7 @@ IN_CAMPAIGNS = {
     "layers one by one",
     "near",
     "odd length",
+    "plain",
     "shifted",
 }
 TILES = 512  # positions, of which each of four devices has a tile of the kernel

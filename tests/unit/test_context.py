@@ -1,7 +1,6 @@
 """Sequences that are split over devices: the same numbers, and the work shared."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import contexts
 import pytest
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
+from several_devices import with_devices
 
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import AXES, spec_for
@@ -32,11 +32,9 @@ def found(request):
     """What the cases of this run of the tests have."""
     here = [item for item in request.session.items if item.path == request.path]
     names = {item.callspec.params["case"] for item in here if "found" in item.fixturenames}
-    flag = "--xla_force_host_platform_device_count=8"
-    paths = os.pathsep.join([str(HERE), os.getcwd()])
     done = subprocess.run(
         [sys.executable, HERE / "contexts.py", *names],
-        env=os.environ | {"XLA_FLAGS": flag, "PYTHONPATH": paths},
+        env=with_devices(8),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

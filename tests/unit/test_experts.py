@@ -1,16 +1,13 @@
 """Feed-forward layers of experts: what they compute, their gradients, and what the router does."""
 
 import dataclasses
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from several_devices import on_eight_devices
 from tiny_networks import T, Z, built, logits, perturbed, random_parameters
 
 from md4_jax.networks import experts, grouped
@@ -366,11 +363,4 @@ def on_meshes() -> None:
 
 @pytest.mark.campaign
 def test_meshes_compute_the_same():
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.getcwd()]
-    flag = "--xla_force_host_platform_device_count=8"
-    env = os.environ | {"XLA_FLAGS": flag, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(
-        [sys.executable, "-c", "import test_experts; test_experts.on_meshes()"],
-        env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "meshes agree" in done.stdout, done.stderr[-3000:]
+    assert "meshes agree" in on_eight_devices("test_experts", "on_meshes")

@@ -2,16 +2,13 @@
 
 import dataclasses
 import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from several_devices import on_eight_devices
 from tiny_networks import perturbed
 
 from md4_jax.networks import experts
@@ -235,11 +232,4 @@ def on_meshes() -> None:
 @pytest.mark.slow
 @pytest.mark.campaign
 def test_meshes_count_the_same():
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.getcwd()]
-    flag = "--xla_force_host_platform_device_count=8"
-    env = os.environ | {"XLA_FLAGS": flag, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(
-        [sys.executable, "-c", "import test_loads; test_loads.on_meshes()"],
-        env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "meshes agree" in done.stdout, done.stderr[-3000:]
+    assert "meshes agree" in on_eight_devices("test_loads", "on_meshes")

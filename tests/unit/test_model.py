@@ -3,7 +3,6 @@
 import ast
 import copy
 import json
-import os
 import pickle
 import re
 import shutil
@@ -19,6 +18,7 @@ import playgrounds
 import pytest
 from peer_folders import TOLD, answers, peer_folder, tokenizer
 from safetensors.numpy import load_file, save_file
+from several_devices import with_devices
 
 import md4_jax
 from md4_jax.config import build, files
@@ -560,11 +560,8 @@ print(model.sample(num=3, steps=4).texts)
 @pytest.mark.campaign
 def test_on_a_mesh_the_numbers_are_the_same(folders, mdlm):
     """Two by two devices, and three rows, which these do not divide."""
-    flag = "--xla_force_host_platform_device_count=4"
     command = [sys.executable, "-c", ON_A_MESH, str(folders["mdlm"])]
-    done = subprocess.run(
-        command, env={**os.environ, "XLA_FLAGS": flag}, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(command, env=with_devices(4), capture_output=True, text=True, check=True)
     logits, nats, texts = map(ast.literal_eval, done.stdout.strip().splitlines())
     np.testing.assert_allclose(logits, mdlm.logits([[1, 2, 3, 11]] * 3), atol=1e-5)
     texts_here = mdlm.sample(num=3, steps=4).texts
