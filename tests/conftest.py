@@ -68,22 +68,23 @@ def pytest_addoption(parser):
     parser.addoption("--campaign", action="store_true", help="also the longest tests")
 
 
-def spread(items):
-    """Yields what `cases(n)` leaves to campaigns: all but n cases of a test, evenly spread."""
+def spread(items, mark):
+    """Yields all but n cases, evenly spread, of each test with the mark cases(n) or quick(n)."""
     grids = {}
     for item in items:
-        if item.get_closest_marker("cases") and not item.get_closest_marker("campaign"):
+        if item.get_closest_marker(mark) and not item.get_closest_marker("campaign"):
             grids.setdefault((item.path, item.originalname), []).append(item)
     for grid in grids.values():
-        (number,) = grid[0].get_closest_marker("cases").args
+        (number,) = grid[0].get_closest_marker(mark).args
         kept = {(2 * i + 1) * len(grid) // (2 * number) for i in range(number)}
         yield from (item for i, item in enumerate(grid) if i not in kept)
 
 
 def pytest_collection_modifyitems(config, items):
     """Leaves out the tests of campaigns, which take hours together, unless asked for or named."""
-    for item in spread(items):
-        item.add_marker("campaign")
+    for mark, others in (("cases", "campaign"), ("quick", "slow")):
+        for item in spread(items, mark):
+            item.add_marker(others)
     if config.getoption("--campaign") or any("::" in word for word in config.args):
         return
     left_out = [item for item in items if item.get_closest_marker("campaign")]

@@ -43,6 +43,7 @@ def test_several_are_told_apart_and_likelihoods_come_last(evaluate):
     assert alone == {key: value for key, value in rows[1].items() if key != "eval"}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_what_is_measured_before_an_evaluator_fails_stays(
     mode, run, tiny, trained, tmp_path, monkeypatch
@@ -98,6 +99,7 @@ def fails_at(monkeypatch, errors: dict[int, Exception]) -> None:
     monkeypatch.setattr(LikelihoodBound, "run", run)
 
 
+@pytest.mark.slow
 def test_training_goes_on_without_an_evaluation(run, tiny, trained, tmp_path, monkeypatch, arrays):
     full = OSError(errno.ENOSPC, "No space left on device", "there")
     errors = {10: UserError("no bound today"), 15: MemoryError("array of 9 TB"), 20: full}
@@ -122,6 +124,7 @@ def test_training_goes_on_without_an_evaluation(run, tiny, trained, tmp_path, mo
     assert steps == [5, 25, 30]
 
 
+@pytest.mark.slow
 def test_a_fault_in_an_evaluator_loses_no_step(run, tiny, trained, tmp_path, monkeypatch, arrays):
     own = tmp_path / "run"
     with monkeypatch.context() as patch, pytest.raises(KeyError) as found:

@@ -153,6 +153,7 @@ def imported(folder, tmp_path, **more):
     return importing.imported(str(folder), keys, Place(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_an_imported_run_holds_the_base_once(folder, plain, tmp_path):
     model = imported(folder, tmp_path, **LORA)
     record = json.loads((tmp_path / "run" / base.FOLDER / base.RECORD).read_text())
@@ -169,6 +170,7 @@ def test_an_imported_run_holds_the_base_once(folder, plain, tmp_path):
     assert types(half) == {"float32", "bfloat16"} and types(model) == {"float32"}
 
 
+@pytest.mark.slow
 def test_an_imported_run_of_a_model_with_tables_can_be_read(tmp_path):
     """Tables are in the average alone."""
     config = files.load("quickstart")

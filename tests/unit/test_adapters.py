@@ -59,6 +59,7 @@ def logits(options, params, z, t=0.4) -> np.ndarray:
     return np.asarray(found(told, jnp.asarray(z), jnp.full(len(z), t)))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("plain", [PLAIN, IMAGE], ids=["transformer", "dit"])
 @pytest.mark.parametrize("scan", [True, False])
 @pytest.mark.cases(2)
@@ -126,6 +127,7 @@ def loss_of(options, params):
     return jax.jit(jax.value_and_grad(loss))(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", [True, False])
 @pytest.mark.cases(1)
 def test_merged_matrices_give_the_same_logits_and_the_gradient(scan):
@@ -179,6 +181,7 @@ def sizes(tree) -> int:
     return sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, dtype, scan", [("adamw", "float32", True), ("muon", "bfloat16", False)]
 )

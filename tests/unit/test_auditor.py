@@ -247,6 +247,7 @@ WRONG = {
 }  # fmt: skip
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", named(WRONG))
 @pytest.mark.cases(2)
 def test_a_wrong_loss_is_found_out(name):
@@ -286,6 +287,7 @@ def test_m11_the_sums_are_those_of_the_identity():
             np.testing.assert_allclose(np.exp(-nats[:9]).sum(), 0.84991548841, rtol=2e-6)
 
 
+@pytest.mark.slow
 def test_the_problems_are_named_before_they_are_solved():
     told = []
     audit(MD4(), Masking(2), problems=((2, 1), (3, 1)), steps=1, say=told.append)

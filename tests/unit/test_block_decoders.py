@@ -25,6 +25,7 @@ def models(tmp_path_factory):
     return {name: md4_jax.load(peer_folder(directory, name)) for name in NAMES}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_logits_of_blocks_are_those_of_their_own_code(name, models):
@@ -37,6 +38,7 @@ def test_the_logits_of_blocks_are_those_of_their_own_code(name, models):
     assert not model.config["network"]["causal"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.cases(1)
 def test_the_bound_is_made_of_their_logits(name, models):
@@ -58,6 +60,7 @@ def test_the_bound_is_made_of_their_logits(name, models):
     assert np.isfinite(model.score("abab", draws=2).nats).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way, options",
     [

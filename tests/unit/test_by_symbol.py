@@ -39,6 +39,7 @@ def without(monkeypatch):
     monkeypatch.setattr(by_symbol, "LEAST_TOKENS", L)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_features_and_gradients_are_those_of_each_token(options, monkeypatch):
     made = network(**options)
@@ -81,6 +82,7 @@ def test_the_first_block_projects_six_symbols_instead_of_24_tokens(monkeypatch):
     assert flops(made, Z) - found == pytest.approx(2 * 3 * 16 * 16 * 18 * B, rel=0.01)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -101,6 +103,7 @@ def test_inputs_that_depend_on_more_than_the_symbol(options, monkeypatch):
     assert flops(made, Z) == found
 
 
+@pytest.mark.slow
 def test_a_mixture_of_symbols_is_read_token_by_token():
     made = network()
     params = perturbed(made.init(jax.random.key(0)))

@@ -129,6 +129,7 @@ def test_the_mean_of_the_draws(form):
         assert error < 0.03 * expected[number]
 
 
+@pytest.mark.slow
 def test_the_prior_is_told_apart():
     """Beside the rest, which evaluation weighs by the times that it draws."""
     batch = exact.batch_of(
@@ -171,6 +172,7 @@ def test_the_joint_law_of_two_times():
         assert abs(deviation.mean()) < 5 * deviation.std() / np.sqrt(len(deviation))
 
 
+@pytest.mark.slow
 def test_after_a_prompt_it_is_a_bound_of_the_rest(x64):
     """The first token is given: the mean over the second is its entropy and the start's share."""
     p, process = candi.P_V2L2, GaussianMasking(2)

@@ -64,6 +64,7 @@ def both(options: dict, where):
     return of("chosen"), of("all")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("count", [0, 16, 17, 18, B * L])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.cases(6)
@@ -96,6 +97,7 @@ def test_the_last_block_computes_its_products_at_17_of_32_positions():
     assert flops("all") - flops("chosen") == pytest.approx(saved, rel=0.01)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name, used", [("linear", True), ("polynomial", True), ("cosine", False)])
 def test_a_loss_uses_it_if_at_most_half_of_the_tokens_are_masked(name, used):
     """At times t and 1 - t: (t^2 + (1 - t)^2) / 2 <= 1/2, but 1 - cos(pi/4) = 0.29 is clean."""

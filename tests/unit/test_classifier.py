@@ -33,6 +33,7 @@ def classified(network, params, z, t=T, **context):
     return np.asarray(network.bind(params, context).classify(z, t))
 
 
+@pytest.mark.quick(1)
 @both_kinds
 def test_logits_are_of_the_classes_and_depend_on_each_token_and_the_time(make):
     network, params = built(make)

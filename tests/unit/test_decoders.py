@@ -78,6 +78,7 @@ def test_rnd1_is_a_qwen3_with_experts_that_sees_both_sides(told, tmp_path):
         assert np.array_equal(held[name][:rows], kept[name][:rows])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama", "qwen3moe"])
 @pytest.mark.cases(2)
 def test_causal_models_are_autoregressive_baselines(name, folders):

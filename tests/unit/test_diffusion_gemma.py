@@ -53,6 +53,7 @@ def test_the_config_is_that_of_the_folder(model):
     assert model.config["sample"]["name"] == "entropy_bound"
 
 
+@pytest.mark.slow
 def test_the_logits_of_canvases_are_those_of_transformers(denoiser):
     text, noisy, plain = theirs("text", "noisy", "plain")
     h = denoiser.blocks.features(noisy, None, text, CANVAS)
@@ -84,6 +85,7 @@ def test_the_encoder_predicts_the_next_token_as_that_of_transformers(denoiser):
     np.testing.assert_allclose(found, each[:, 2:].sum(axis=1), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_next_token_of_another_document_is_not_predicted(model):
     text = theirs("text")[0]
     segments = np.asarray([[0] * 8 + [1] * 8] * 2)
@@ -95,6 +97,7 @@ def test_the_next_token_of_another_document_is_not_predicted(model):
     np.testing.assert_allclose(found, sum(parts), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_each_canvas_after_the_prompt(denoiser):
     """Eight tokens count after seven: two canvases, with the prompt and earlier ones clean."""
     text = theirs("text")[0]
@@ -159,6 +162,7 @@ def test_a_prediction_is_read_with_the_probability_that_is_asked_for(denoiser):
     np.testing.assert_allclose(parts.signal, z.signal, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_cache_of_a_text_that_begins_later_gives_the_logits_of_transformers(denoiser):
     """A text of 7 tokens fills two blocks of 4 but for the first place."""
     text, noisy, after = theirs("text", "noisy", "after")
@@ -175,6 +179,7 @@ def test_a_cache_of_a_text_that_begins_later_gives_the_logits_of_transformers(de
     np.testing.assert_allclose(np.concatenate(found, axis=1), after, atol=CLOSE)
 
 
+@pytest.mark.slow
 def test_a_ring_buffer_of_the_window_forgets_nothing_that_is_seen():
     network, params = built(DiffusionGemma, window=4, global_every=3)
     blocks = network.bind(params).blocks
@@ -189,6 +194,7 @@ def test_a_ring_buffer_of_the_window_forgets_nothing_that_is_seen():
     np.testing.assert_allclose(*found, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_documents_do_not_see_each_other(model):
     text, noisy = theirs("text", "noisy")
     segments = jnp.asarray([[0] * 8 + [1] * 8] * 2)
@@ -237,6 +243,7 @@ def test_it_goes_back_as_it_came_without_the_part_that_reads_images(model, folde
     assert all(np.array_equal(after[name], before[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_arrays_under_the_names_of_the_encoder_are_the_same(folder, tmp_path):
     """A checkpoint may hold the layers twice, and the head apart; or under these names alone."""
     held = load_file(folder / "model.safetensors")

@@ -269,6 +269,7 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("averaged", [False, True])
 @pytest.mark.cases(1)
 def test_the_student_becomes_the_teacher_of_the_next_round(averaged):
@@ -308,6 +309,7 @@ def test_microbatches_change_nothing(objective, process):
     assert float(same[-1]["nats"]) == pytest.approx(float(metrics[-1]["nats"]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_teacher_shares_what_is_frozen():
     """Adapters alone are kept twice, and the teacher's are those that it reads."""
     net = network(lora_rank=2)

@@ -23,6 +23,7 @@ T = jnp.zeros(2)
 SEGMENTS = jnp.array([[0] * 9 + [-1] * 3, [0] * 4 + [1] * 8])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["one text", "segments"])
 @pytest.mark.parametrize(
     "options",
@@ -76,6 +77,7 @@ def in_full(denoiser, step, *, steps: int, keys, prompt: Prompt):
     return z
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shifted, depth, steps, step",
     [
@@ -119,6 +121,7 @@ def test_later_tokens_are_seen():
     assert np.any(found[0] != found[1])
 
 
+@pytest.mark.slow
 def test_a_chat_may_be_drawn_with_it(tmp_path):
     """Each token is 'a' or the end of the turn, with probability 1/2; padding is not seen."""
     folder = chat_folder(tmp_path)
@@ -143,6 +146,7 @@ def test_a_dream_is_drawn_in_blocks_with_it(tmp_path):
     assert np.array_equal(kept, np.repeat(z, 2, axis=0))
 
 
+@pytest.mark.slow
 def test_blocks_after_the_end_of_a_turn_are_not_drawn(tmp_path):
     """sample.stop names any entry of the vocabulary, and a chat names the end of its turns."""
     folder = chat_folder(tmp_path)

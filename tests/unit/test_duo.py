@@ -44,6 +44,7 @@ def mean(objective, process, x, nodes=160):
     return (values * law).sum(axis=2) @ weight / (objective.high - objective.low)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("parametrisation", ["joint", "mixture"])
 @pytest.mark.parametrize("schedule", [Linear(), LogLinear(1e-3)])
@@ -68,6 +69,7 @@ def test_a_window_has_its_part_of_the_integral():
     assert left.min() > 0.1 and right.min() > 0.1
 
 
+@pytest.mark.slow
 def test_a_draw_is_at_the_level_that_its_u_says():
     """The mean of all draws at one u is the mean over z: to 4 standard errors."""
     process, count = Uniform(3), 20_000
@@ -127,6 +129,7 @@ def test_the_vectors_of_a_mixture_are_weighed():
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_tokens_that_do_not_count_stay_clean():
     seen = []
 

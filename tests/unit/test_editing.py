@@ -121,6 +121,7 @@ def test_the_law_of_samples_and_of_the_number_of_evaluations(given, passes):
         assert not laws.accepted(np.array(seen), np.array([*whole.values()]))
 
 
+@pytest.mark.slow
 def test_a_sample_does_not_depend_on_its_batch():
     """One row of a batch goes on to change tokens while others have settled."""
     step = Confidence(rule="threshold", limit=LIMIT, edit=EDIT, transform=Transform(0.7))
@@ -145,6 +146,7 @@ def llada21(tmp_path_factory):
     return md4_jax.load(folder, {"objective.block": 4})
 
 
+@pytest.mark.slow
 def test_llada21_has_the_network_of_llada2(llada21):
     """Its own code gives the numbers of LLaDA2's for these parameters to 3e-7."""
     told = answers("llada2")

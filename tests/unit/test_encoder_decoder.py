@@ -84,6 +84,7 @@ def test_bound_and_loss_are_those_of_its_own_code(objective, key, models):
     np.testing.assert_allclose(found, told[key], rtol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_tokens_that_its_sampler_draws(name, models):
     """With its cache: the surest token of each step, one encoder call for each block."""
@@ -139,6 +140,7 @@ def options_of(way: dict) -> dict:
     return way | dict(decoder_depth=2, kv_heads=1, qk_norm=True)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_block_after_block_gives_what_one_pass_gives(way):
     """The encoder reads each clean block once, and the decoder reads the cache."""
@@ -155,6 +157,7 @@ def test_block_after_block_gives_what_one_pass_gives(way):
     np.testing.assert_allclose(alone, whole[:, :BLOCK], atol=1e-4)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_each_block_sees(way):
     """A noisy token is seen in its own block alone, a clean one in all blocks after its own."""
@@ -217,6 +220,7 @@ def test_documents_do_not_see_one_another(way):
     assert (changed[0, 4] != whole[0, 4]).any() and whole.shape == (2, 11, 16)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.cases(3)
@@ -246,6 +250,7 @@ def test_every_parameter_learns(way, remat):
 U = jnp.asarray([0.2, 0.7])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.cases(3)
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("way", WAYS)
@@ -303,6 +308,7 @@ def test_equal_weights_are_the_mean_over_numbers_of_masks():
     assert objective.for_evaluation() == BlockDiffusion(block)
 
 
+@pytest.mark.slow
 def test_a_qwen_becomes_one(tmp_path):
     """Its blocks are the encoder's, and the last of them the decoder's too."""
     source = peer_folder(tmp_path, "qwen3")

@@ -47,6 +47,7 @@ def noise_at(process, t: float) -> float:
 NOISY = [case for case in ends.cases() if isinstance(case.values[0], HasReverse)]
 
 
+@pytest.mark.quick(25)
 @pytest.mark.parametrize("process", NOISY)
 def test_every_row_of_logits_is_a_law(process):
     outputs, z = outputs_and_states(process)
@@ -243,6 +244,7 @@ ELSEWHERE = GaussianMasking | MetricPath
 FINITE = [case for case in ends.cases() if not isinstance(case.values[0], ELSEWHERE)]
 
 
+@pytest.mark.quick(36)
 @pytest.mark.parametrize("process", FINITE)
 def test_one_step_from_the_end_has_the_right_law(process, monkeypatch, x64):
     """One token, exact outputs: by Bayes over all states, at every z_1 that can be."""

@@ -32,6 +32,7 @@ def model(tmp_path_factory):
     return md4_jax.load(peer_folder(tmp_path_factory.mktemp("gemma"), "diffusiongemma"))
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("run", answers("diffusiongemma")["generate"])
 def test_steps_decide_as_those_of_transformers(model, run):

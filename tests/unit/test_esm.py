@@ -125,6 +125,7 @@ def test_the_features_of_some_positions_are_those_of_all(model):
     np.testing.assert_allclose(some, jnp.take_along_axis(whole, index[..., None], 1), atol=CLOSE)
 
 
+@pytest.mark.slow
 def test_proteins_are_drawn_filled_and_scored(model):
     """The end that the network sees in a text with blanks is that of the text."""
     asked = dict(num=3, steps=3, resample=0.0, seed=1)

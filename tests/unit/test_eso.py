@@ -136,6 +136,7 @@ def test_the_likelihood_of_one_order_is_what_the_sums_say(alpha_0):
     near(drawn(EsoOrders(alpha_0)), np.array(wanted))
 
 
+@pytest.mark.slow
 def test_many_orders_come_near_the_likelihood():
     """Their value lies between -log of the mean and the mean of -log, and sums to 1 at most."""
     found = [chains(x, 0.4) for x in X]
@@ -146,6 +147,7 @@ def test_many_orders_come_near_the_likelihood():
     assert (many[0] - exactly < 0.35 * (one[0] - exactly) + 4.5 * many[1]).all()
 
 
+@pytest.mark.slow
 def test_without_diffusion_it_is_the_autoregressive_loss():
     wanted = [sum(nats(x, np.arange(L), n, n) for n in range(L)) for x in X]
     batch, u, keys = batch_of(jnp.asarray(X)), jnp.zeros(len(X)), exact.keys_for(0, len(X))
@@ -231,6 +233,7 @@ def test_published_code_says_the_same():
     np.testing.assert_allclose(mine, np.asarray(part["nats"]).sum(axis=1), rtol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("cached", [True, False])
 def test_its_likeliest_samples_are_drawn(cached, monkeypatch):
     """In its order and its steps, at a temperature of 0."""
@@ -350,6 +353,7 @@ def samples(step, steps: int, guided: bool = False):
     return lambda given: jax.jit(run)(params, exact.keys_for(1, ROWS), given)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("alpha_0, steps", [(0.0, 4), (0.5, 2), (1.0, 2)])
 @pytest.mark.parametrize("few", [2, LENGTH])
 def test_the_cache_changes_no_sample(alpha_0, steps, few, monkeypatch):
@@ -390,6 +394,7 @@ def test_the_cache_does_not_show_padding():
     np.testing.assert_allclose(one.confidence[inside], other.confidence[inside], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_networks_side_by_side_have_a_cache_each():
     given = np.zeros_like(GIVEN)
     found = samples(eso.Eso(0.5), 2, guided=True)(given)[0]

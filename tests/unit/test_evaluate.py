@@ -252,6 +252,7 @@ def test_samples_are_written_to_read_and_for_programs_and_none_is_overwritten(tm
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_rows_of_samples_tell_how_to_draw_them_again(tmp_path):
     """Keys that differ from their defaults, and the template and the class of each row."""
     file = tmp_path / "templates.txt"

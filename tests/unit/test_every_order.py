@@ -33,6 +33,7 @@ def test_b01_blocks_of_one_are_the_likelihood_from_left_to_right(x64):
     np.testing.assert_allclose(nats_of(EveryOrder(1), denoiser, 2, x), 3.4412506329, rtol=1e-9)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("block", [1, 2, 3, 4])
 def test_it_is_the_mean_over_the_orders_of_each_block(block, x64):
     """Each order by a call a token; the last block of three is shorter. It sums to one."""
@@ -67,6 +68,7 @@ def test_tokens_that_do_not_count_are_known(x64):
     np.testing.assert_allclose(found, -np.log(given.ravel()), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_some_orders_lie_between_the_likelihood_and_the_bound(x64):
     """One order has the bound's mean 3.1124319407 (B01), eight come close; within 4 errors."""
     logits, x = exact.table_logits(2, 4), np.array([[0, 1, 1, 0]], np.int32).repeat(4000, axis=0)

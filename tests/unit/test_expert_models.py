@@ -41,6 +41,7 @@ def test_llada_moe_answers_what_its_code_answers(scan, folders):
     assert len(model.sample(num=1, steps=2, length=4).tokens[0]) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, pytest.param(True, marks=pytest.mark.campaign)])
 def test_llada2_answers_what_its_code_answers(scan, folders):
     """A noisy block after clean ones, in one pass over both halves and with a cache of these."""
@@ -62,6 +63,7 @@ def test_llada2_answers_what_its_code_answers(scan, folders):
         _, cache = step(clean[:, part], t[:, 0], cache)
 
 
+@pytest.mark.slow
 def test_llada2_is_a_block_diffusion_model(folders):
     plain = md4_jax.load(folders["llada2"])
     assert plain.config["objective"] == {"name": "block", "block": 32}

@@ -127,6 +127,7 @@ def test_gradients_are_those_of_a_sum_over_all_experts(options):
 SPREADS = {"one": [0, 9, 0, 0], "none": [3, 0, 0, 6], "even": [2, 3, 2, 2], "many": [70, 0, 1, 300]}
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("form", ["cpu", "cuda", "default"])
 @pytest.mark.parametrize("spread", SPREADS)
 def test_each_row_meets_its_own_matrix(spread, form, monkeypatch):
@@ -171,6 +172,7 @@ def test_imbalance_is_one_for_a_perfect_balance_and_counts_choices():
     assert float(experts.imbalance(scores, index)) == pytest.approx(4 * (parts * means).sum())
 
 
+@pytest.mark.slow
 def test_the_balance_is_in_the_gradient_of_training_and_in_no_loss(monkeypatch):
     """The gradient of the mean imbalance of the layers, times network.balance."""
     keys = jax.random.split(jax.random.key(7), len(Z))
@@ -212,6 +214,7 @@ def unrolled(params: dict) -> dict:
     return {name: x for name, x in params.items() if name != "blocks"} | apart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["all", "index", "blocks", pytest.param("append", marks=pytest.mark.campaign)],

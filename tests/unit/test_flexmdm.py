@@ -244,6 +244,7 @@ def distance(law) -> float:
     return np.abs(law - P).sum() / 2
 
 
+@pytest.mark.slow
 def test_the_law_of_the_samples_is_that_of_the_source(x64):
     """It is so up to an error that falls as 1 / steps, and the draws have the law of the steps."""
     far, near = (distance(chain_law(uniform(steps))) for steps in (16, 64))
@@ -281,6 +282,7 @@ def test_both_rates_of_a_step():
     assert added.mean() == pytest.approx(0.75, abs=4.5 * math.sqrt(0.75 / rows))
 
 
+@pytest.mark.slow
 def test_by_confidence_as_many_masks_are_revealed_and_the_likeliest():
     """Of six masks that differ in how sure the network is of them, in an order of places."""
     rows, process, sure = 200, Insertion(V), np.array([3, 1, 5, 0, 4, 2])

@@ -108,6 +108,7 @@ def test_it_is_the_divergence_of_the_paths_of_small_steps(parametrisation):
     assert 2.0 * found[800] - found[400] == pytest.approx(ours, abs=1e-4)
 
 
+@pytest.mark.quick(1)
 @in_float64
 @of_mu
 def test_no_text_is_less_likely_than_it_says(parametrisation):
@@ -132,6 +133,7 @@ def test_it_is_a_bound_for_a_schedule_with_ends(parametrisation):
     assert np.exp(-exact.uniform_integral(GeneralizedKL(), outputs, process, ALL)).sum() > 1.0
 
 
+@pytest.mark.slow
 @in_float64
 def test_right_outputs_are_best():
     """No other outputs of a table have a smaller mean; a slope of 0 at the right ones."""
@@ -198,6 +200,7 @@ def test_the_auditor_calls_it_a_bound_that_misses_the_entropy(process):
     assert "as the objective says" in text(found) and "counterexample" not in text(found)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_frozen_step_has_the_frequencies_of_their_solver(n):
     """Of a million draws, from symbol 0 at their t = 0.5 to 0.75."""

@@ -91,6 +91,7 @@ def test_a_new_network_expects_the_share_of_tokens_that_are_absent():
     assert "missing" in params and "missing" not in plain
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("objective, process", PAIRS)
 @pytest.mark.cases(2)
 def test_the_loss_has_a_finite_gradient_at_all_times_and_none_in_rows_that_fill_up(
@@ -134,6 +135,7 @@ def test_the_config_is_evaluated_by_its_own_bound(name):
     assert isinstance(found.evals["test"].objective, CONFIGS[name]) and found.network.gaps
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.cases(2)
 def test_samples_have_their_own_lengths_and_begin_with_the_prompt(name):

@@ -87,6 +87,7 @@ def test_memory_is_given_back_where_the_library_can(system, library, kept, asks)
     assert asks(heap.give_back, library, system) == [] and library.kept == kept
 
 
+@pytest.mark.slow
 @linux
 def test_a_program_finds_the_memory_of_the_call_before():
     fresh, environment = {}, os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

@@ -167,6 +167,7 @@ def around(place):
     return log_masses(jnp.asarray(place, jnp.float32), scale, 9)
 
 
+@pytest.mark.slow
 def test_a_dit_of_intensities_starts_at_what_it_sees():
     """A logistic around the input itself, 0 at masks; the same for few positions."""
     options = SIZES_OF[DiT] | dict(vocab_size=9, input="intensity", output="truncated_logistic")
@@ -293,6 +294,7 @@ def test_scanned_and_unrolled_blocks_compute_the_same(make):
     np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "options",
     [UNet(256, (32, 32, 3), blocks=2), UNet(256, (32, 32, 3), **networks.DDPM),

@@ -129,6 +129,7 @@ def made(tmp_path):
     return made
 
 
+@pytest.mark.slow
 def test_a_judge_with_classes_is_told_that_of_the_samples(made, tmp_path):
     experiment = made(network__classes="2", sample__label="1", sample__judge="self")
     params = fresh_state(experiment).whole

@@ -54,6 +54,7 @@ CAUSAL = ("qwen2", "qwen3", "qwen3moe", "llama")
 APART = (*CAUSAL, *IN_PART, *IN_ORDER, "smdm", "smdm_ar")  # the last two: test_smdm.py
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [name for name in TOLD if name not in APART])
 @pytest.mark.cases(4)
 def test_what_is_exported_is_what_was_read(name, tmp_path):
@@ -151,6 +152,7 @@ def test_a_network_that_config_does_not_tell_is_refused(name, key, value, read, 
     assert not (tmp_path / "exported").exists()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "name, changes",
@@ -357,6 +359,7 @@ def without_layout(model, tmp_path):
     return md4_jax.load(saved)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.cases(5)
 @pytest.mark.parametrize(
     "name",

@@ -88,6 +88,7 @@ def told(evidence: Evidence, row: int, position: int, lookup: int) -> dict[int, 
     return {int(s): float(c) for s, c in zip(symbols, counts, strict=True) if c}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("half", [None, 0, 1])
 def test_what_is_looked_up_is_what_the_text_has_between_the_visible_neighbours(half):
     # 15 and fewer are exact, so the texts are short.
@@ -132,6 +133,7 @@ def test_symbols_are_listed_once():
     assert max(len(symbols) for symbols in real) > 10
 
 
+@pytest.mark.slow
 def test_no_sequence_of_a_batch_of_training_reads_its_own_half():
     text = batch_of(texts(6, 14))
     numbers = jnp.array([1, 4, 8])
@@ -172,6 +174,7 @@ def test_tokens_that_do_not_count_are_neighbours_all_the_same():
     assert told(found, 0, 1, WORDS.windows.index((1, 1))) == {4: 2}
 
 
+@pytest.mark.slow
 def test_neighbours_of_another_segment_are_as_beyond_the_end():
     one, other = texts(2, 9), texts(2, 7) * 0 + 3
     together = jnp.concatenate([one, other], axis=1)
@@ -292,6 +295,7 @@ def test_some_positions_and_repeated_rows_of_a_trained_network(training):
     np.testing.assert_allclose(twice, jnp.repeat(everywhere, 2, axis=0), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_network_reads_what_the_lists_expect(training):
     network, state, text, _ = training
     z, t = text.tokens.at[:, ::3].set(LARGE), jnp.full(8, 0.4)

@@ -113,6 +113,7 @@ def test_given_symbols_stay():
         images.watch(Prompt(np.zeros(3, np.int32), np.zeros(3, bool)), steps=4)
 
 
+@pytest.mark.slow
 def test_what_tokens_add_is_the_bound(text):
     """Draw by draw the sum is that of the objective; single tokens are -log p given others."""
     own, objective = text.experiment, AnyOrder()

@@ -61,6 +61,7 @@ def test_the_figures_of_counts_by_hand():
     assert loads.figures({}) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{"remat": "full"}, {"scan_blocks": False, "router": "sigmoid", "router_bias": True}],

@@ -116,6 +116,7 @@ def call(objective, process, batch, **settings):
     return objective(denoiser, process, exact.with_opinions(batch), U, KEYS)[0]
 
 
+@pytest.mark.quick(11)
 @every_pair
 def test_what_does_not_count_is_neither_noised_nor_counted(objective, make_process):
     """The network sees x there, its outputs there change nothing, and an empty row costs 0."""
@@ -127,6 +128,7 @@ def test_what_does_not_count_is_neither_noised_nor_counted(objective, make_proce
     assert (nats[~MASK.any(axis=1)] == 0).all()
 
 
+@pytest.mark.quick(4)
 @pytest.mark.cases(16)
 @every_pair
 def test_an_empty_batch_has_no_gradient_and_a_partial_one_a_finite_one(objective, make_process):
@@ -144,6 +146,7 @@ def test_an_empty_batch_has_no_gradient_and_a_partial_one_a_finite_one(objective
         assert (np.abs(found[0]) > 1e-4) == mask.any()
 
 
+@pytest.mark.quick(4)
 @pytest.mark.cases(16)
 @every_pair
 def test_where_all_counts_the_mask_changes_nothing(objective, make_process):

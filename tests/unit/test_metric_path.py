@@ -130,6 +130,7 @@ def test_beta_and_its_slope(process):
     np.testing.assert_allclose(process.sharpness_slope(jnp.asarray(t)), differences, rtol=1e-6)
 
 
+@pytest.mark.quick(1)
 @in_float64
 @every_case
 @pytest.mark.cases(2)
@@ -223,6 +224,7 @@ def test_it_is_a_bound_where_beta_ends():
 RATES = dict(ordered="integrated", squares="frozen", table="integrated", mixture="frozen")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "process, rate",
     [

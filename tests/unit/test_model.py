@@ -98,6 +98,7 @@ def test_duo(timed, tmp_path):
     assert model.domain.vocab_size == 12 and model.domain.decode([0, 11, 1]) == "ab"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("timed", [True, False])
 def test_udlm(timed, tmp_path):
     model = md4_jax.load(peer_folder(tmp_path, "udlm", time_conditioning=timed))

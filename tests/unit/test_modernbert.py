@@ -55,6 +55,7 @@ def test_the_features_of_some_positions_are_those_of_all(folder):
     np.testing.assert_allclose(some, jnp.take_along_axis(whole, index[..., None], 1), atol=CLOSE)
 
 
+@pytest.mark.slow
 def test_two_documents_do_not_see_each_other(folder):
     model, (z, _) = md4_jax.load(folder), theirs()
     both = np.concatenate([z[:1, :10], z[1:, :14]], axis=1)

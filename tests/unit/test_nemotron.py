@@ -85,6 +85,7 @@ def _denoiser(model):
     return model.experiment.network.denoiser(model.params)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("number", range(len(TOLD["samples"])))
 def test_the_tokens_that_its_sampler_draws(number, model):
     """A first token from the left, which costs no evaluation, and then the surest ones."""
@@ -141,6 +142,7 @@ def test_blocks_begin_where_the_prompt_ends(count, model):
         assert row.tolist() == slowly(model, prompt.tolist(), 16, 0.2)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("count, size", [(19, 1), (17, 5), (18, 3)])
 def test_an_answer_is_drawn_as_if_nothing_came_after_it(count, size, model):
     """Also where its last block ends later than whole blocks of all tokens would."""
@@ -151,6 +153,7 @@ def test_an_answer_is_drawn_as_if_nothing_came_after_it(count, size, model):
     assert found.tolist() == expected[count : count + size]
 
 
+@pytest.mark.slow
 def test_the_loss_may_have_that_of_the_next_token(model):
     """As in the authors' training: with a weight, beside that of the masks."""
     clean = own(TOLD["clean"])
@@ -183,6 +186,7 @@ def test_the_cache_may_be_computed_again(model):
     assert found == own(told["tokens"]).tolist()
 
 
+@pytest.mark.slow
 def test_it_is_also_a_model_that_reads_from_left_to_right(tmp_path):
     """With all entries as symbols; its texts begin with the entry 120."""
     model = md4_jax.load(peer_folder(tmp_path, "nemotron", **LEFT))
@@ -257,6 +261,7 @@ def test_it_goes_back_with_the_same_arrays(tmp_path):
             assert np.array_equal(array[:end], kept[name][:end])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "source, keys, kind, block, context",
     [

@@ -39,6 +39,7 @@ def unrolled(params, depth=2):
     return rest | blocks
 
 
+@pytest.mark.quick(1)
 @every_network
 @pytest.mark.cases(2)
 def test_initial_logits_are_zero_and_one_for_each_clean_symbol(make):
@@ -177,6 +178,7 @@ def test_tokens_of_another_segment_have_no_influence(options):
     np.testing.assert_allclose(same, logits(network, params), atol=1e-5)
 
 
+@pytest.mark.quick(1)
 @every_network
 @pytest.mark.cases(2)
 def test_bfloat16_computes_narrow_and_keeps_wide_parameters_and_logits(make):

@@ -52,6 +52,7 @@ def outcome(config, key, value):
     return ""
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "name",
     [

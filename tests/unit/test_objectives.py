@@ -58,6 +58,7 @@ def test_one_finite_number_a_sequence_also_when_compiled(objective, make_process
     assert isinstance(objective.is_bound(process), bool)
 
 
+@pytest.mark.quick(12)
 @every_objective
 @pytest.mark.parametrize("dtype", [pytest.param(jnp.float32, id="float32"), BFLOAT16])
 def test_the_ends_of_the_unit_interval_are_finite(objective, dtype):
@@ -88,6 +89,7 @@ def told(labels) -> Denoiser:
     return denoiser._replace(rebind=lambda count: told(jnp.repeat(labels, count)))
 
 
+@pytest.mark.quick(4)
 @pytest.mark.cases(16)
 @every_pair
 def test_what_is_bound_to_a_row_stays_with_it(objective, make_process):
@@ -103,6 +105,7 @@ def test_what_is_bound_to_a_row_stays_with_it(objective, make_process):
     assert (np.asarray(plain) != whole).mean() > 0.5
 
 
+@pytest.mark.quick(12)
 @every_pair
 def test_the_gradient_of_the_logits_is_finite_and_not_zero(objective, make_process):
     process = make_process(vocab_size=2)

@@ -91,6 +91,7 @@ def test_the_last_steps_of_a_cosine_that_follows_seconds_are_finite():
     assert np.isfinite(pace).all() and (pace <= 1).all()
 
 
+@pytest.mark.quick(1)
 @every_optimizer
 def test_an_update_at_half_the_pace_is_that_of_half_the_rates(make):
     """Of network and process, decayed weights included."""

@@ -89,6 +89,7 @@ def test_documents_of_a_packed_text_stay_apart(name):
     assert np.abs(call(name, *masked) - h).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [0, 8, 9, 30, 64])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.cases(1)
@@ -106,6 +107,7 @@ def test_the_quick_path_says_the_same(most, packed):
     np.testing.assert_allclose(found, h, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step",
     [

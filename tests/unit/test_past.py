@@ -57,6 +57,7 @@ def both(denoiser, prompt, grid, step=None):
     )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.cases(4)
 def test_tokens_one_by_one_have_the_features_of_the_whole_text(kind):
@@ -75,6 +76,7 @@ def test_tokens_one_by_one_have_the_features_of_the_whole_text(kind):
     assert int(cache.count) == L
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "kind, grid",
     [
@@ -140,6 +142,7 @@ def test_choices_of_tokens_and_guidance_are_kept():
     assert len(np.unique(np.asarray(kept.z), axis=0)) == ROWS
 
 
+@pytest.mark.slow
 def test_an_evaluation_reads_one_token():
     """FLOPs of the loop's body, counted by the compiler, are those of 1 of 64 tokens and less than
     twice as many: the whole text would be 64 times as many."""

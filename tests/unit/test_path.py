@@ -60,6 +60,7 @@ EXACT = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", EXACT)
 def test_the_path_gives_a_law(name, x64):
     """Sums to 1 over all sequences; two steps for what one would not finish."""
@@ -80,6 +81,7 @@ def test_a_prompt_is_conditioned_on(given, x64):
         np.testing.assert_allclose(p[agrees].sum(), 1.0, atol=1e-12)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "name",
     [

@@ -87,6 +87,7 @@ def test_keys_of_the_command_line_come_first(folders, tmp_path):
     assert not np.any(network["key"]["lora_b"]["kernel"])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scan", [True, False])
 def test_several_matrices_that_are_one_there(scan, folders, tmp_path):
     """Query, key and value of a DiT share A, and each has its rows of B."""
@@ -306,6 +307,7 @@ def test_patterns_are_those_of_the_end_of_a_name():
     assert not matches(["q_proj"], "xq_proj") and matches(["q_proj"], "q_proj")
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_an_adapter(folders, tmp_path, capsys):
     run, folder = tmp_path / "run", lora_folder(tmp_path, "qwen2_lora")
     words = ["--mode", "import", "--from", str(folders["qwen2"]), "--workdir", str(run)]

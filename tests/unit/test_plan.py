@@ -158,6 +158,7 @@ def test_a_sample_takes_the_steps_of_a_grid_that_is_a_list():
     assert listed.moved == pytest.approx(named.moved, rel=0.01)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["confidence", "any_order"])
 def test_a_sample_of_so_many_tokens_a_step_takes_the_steps_that_they_need(name):
     """16 tokens, 2 in a step: 8 steps, though the grid has 4."""
@@ -174,6 +175,7 @@ def test_a_sample_of_so_many_tokens_a_step_takes_the_steps_that_they_need(name):
 ORDERED = dict(objective__name="eso", sample__name="eso", network__size=64, network__hidden=128)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "keys",
     [

@@ -115,6 +115,7 @@ def test_hidden_words_are_filled_in_and_the_rest_stays(text, model):
     assert steps == sorted(set(steps)) and steps[-1] <= 8
 
 
+@pytest.mark.slow
 def test_a_sample_is_that_of_the_command_line(text, model):
     (*_, last) = sampled(text, seed=7, length=16, sampler="confidence", score="margin")
     drawn = model.sample(1, sampler="confidence", score="margin", seed=7, steps=8, length=16)
@@ -133,6 +134,7 @@ def test_a_process_in_discrete_time_has_its_own_steps():
         assert "grid must be one of uniform" in refused(client, "/api/sample", grid="cosine")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "key, network",
     [("dual_cache", dict(time_conditioning=False)), ("next_token", dict(shifted=True))],
@@ -217,6 +219,7 @@ def test_blocks_of_noise_that_are_not_begun_show_nothing():
     assert first["words"][-1] == "" and len(last["text"]) == 16
 
 
+@pytest.mark.slow
 def test_lengths_are_those_that_the_model_can_draw():
     """Whole blocks, and no fewer tokens than the masks with which a text begins."""
     assert Playground(of_blocks(32), "tiny").facts["lengths"] == [32]
@@ -224,6 +227,7 @@ def test_lengths_are_those_that_the_model_can_draw():
     assert Playground(of_edits(masks=17), "tiny").facts["lengths"] == [32]
 
 
+@pytest.mark.slow
 def test_a_text_that_grows_ends_before_the_positions_without_a_token():
     model = of_growing_text()
     absent = model.domain.vocab_size + 1
@@ -285,6 +289,7 @@ def encoded(values) -> str:
     return base64.b64encode(bytes(values)).decode()
 
 
+@pytest.mark.slow
 def test_an_image_is_filled_in_where_it_is_hidden(images):
     picture, hidden = [0, 255] * 8, [1] * 8 + [0] * 8
     messages = sampled(images, picture=encoded(picture), hidden=encoded(hidden))

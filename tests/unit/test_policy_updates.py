@@ -164,6 +164,7 @@ def trained(rate, steps, objective, **train):
     return states, found
 
 
+@pytest.mark.slow
 def test_the_model_before_the_first_update_stays_beside_the_others():
     """Three updates with each set; the teacher of kl is that of the start throughout."""
     states, found = trained(0.5, 5, Policy(updates=3, kl=0.1))
@@ -174,6 +175,7 @@ def test_the_model_before_the_first_update_stays_beside_the_others():
     assert spreads[0] == spreads[3] == 0.0 and min(spreads[1], spreads[2], spreads[4]) > 1e-4
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_for_both():
     """A model that does not learn has ratios of 1 at every update."""
     _, found = trained(0.0, 3, Policy(updates=3), microbatches=2)

@@ -45,6 +45,7 @@ def test_a_place_is_added_to_the_token_and_nothing_is_turned():
     np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 def test_packed_documents_are_documents_alone(options):
     packed = bound(SEGMENTS, **LEARNED | options).features(Z, T)
@@ -55,6 +56,7 @@ def test_packed_documents_are_documents_alone(options):
     np.testing.assert_allclose(packed[1:], alone.features(Z[1:], T[1:]), atol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 def test_block_by_block_with_a_memory_is_the_pass_over_both_halves(options):
     denoiser = bound(**LEARNED | options)

@@ -109,6 +109,7 @@ def right(process, second, block):
     return in_blocks(make)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("parametrisation", ["joint", "mixture"])
 @pytest.mark.parametrize("block", [0, 1])
 def test_uniform_noise_has_the_likelihood_in_the_mean(block, parametrisation):
@@ -177,6 +178,7 @@ def test_more_draws_bring_the_loss_down_to_that_of_the_mean_margin():
     assert means[2] - limit > -4 * errors[2] and means[2] - limit < 0.2 * (means[0] - limit)
 
 
+@pytest.mark.slow
 def test_a_training_step_prefers_what_is_chosen_to_what_is_not():
     """From one start margins grow, and the model before stays as it is."""
     network, params = built(vocab_size=V)

@@ -86,6 +86,7 @@ def test_auto_asks_the_processor(tmp_path, monkeypatch, flags, expected):
     assert products_for("float32", "cpu", "bfloat16") == "float32"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.cases(1)
 def test_a_network_in_bfloat16_has_the_same_products_on_every_processor(monkeypatch, quick):

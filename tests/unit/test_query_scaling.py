@@ -32,6 +32,7 @@ def test_the_factor_grows_by_steps():
     np.testing.assert_allclose(grown(query, jnp.arange(6), (0.5, 2.0)).ravel(), expected, rtol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
 @pytest.mark.cases(4)
 def test_block_by_block_with_a_cache_is_the_whole_pass(options):
@@ -45,6 +46,7 @@ def test_block_by_block_with_a_cache_is_the_whole_pass(options):
         cache = read(X[:, part], T, cache)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["context", "both", "positions"])
 def test_a_text_begins_anywhere(name):
     """Two places before a text, which nothing sees, change nothing of a block after four tokens."""

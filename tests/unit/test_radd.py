@@ -148,6 +148,7 @@ def test_the_constant_of_t_dce_is_drawn_only_if_asked_for():
     )  # fmt: skip
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("schedule", [*SCHEDULES, LogLinear(), Geometric(), Clipped()])
 @pytest.mark.parametrize("u", [0.0, 2.0**-24, 1.0 - 2.0**-24])
 @pytest.mark.cases(5)

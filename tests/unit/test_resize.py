@@ -136,6 +136,7 @@ def grown(step: Resize, logits, tokens, given, seeds: int = 1) -> np.ndarray:
     return np.asarray(run(step, keys)[0].z)
 
 
+@pytest.mark.slow
 def test_a_traced_sample_is_the_untraced_one_however_many_steps_it_takes():
     """Also where texts take more steps than a path has frames: of 4 tokens, more than 20."""
     step = Resize(grow=3, expansions=200)
@@ -319,6 +320,7 @@ def test_the_last_state_is_the_sample_also_after_more_steps_than_are_shown(model
     np.testing.assert_array_equal([*model.watch("ab", **options)][-1].z, direct.tokens[0])
 
 
+@pytest.mark.slow
 def test_a_path_shows_each_step_also_beyond_the_grid(model):
     """With a grid of two steps: one mask more or less at a time, as when it is watched."""
     options = dict(length=12, grow=3, steps=2, per_step=1)

@@ -39,6 +39,7 @@ def model(tmp_path_factory):
     return md4_jax.load(peer_folder(tmp_path_factory.mktemp("peers"), "mdlm"))
 
 
+@pytest.mark.slow
 def test_python_asks_for_a_reward_and_is_told_what_it_did(model):
     reward = {"name": "pattern", "pattern": "a", "strength": 4.0, "particles": 8, "every": 1}
     plain, found = (model.sample(16, steps=4, **more) for more in ({}, {"reward": reward}))

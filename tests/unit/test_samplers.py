@@ -185,6 +185,7 @@ def test_the_noise_of_the_order_fades_with_time():
     assert (revealed(step, 1e-7) == 0).all()
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("make, of", ends.PAIRS.values(), ids=ends.PAIRS)
 def test_every_sampler_runs_with_64_bits(make, of, x64):
     """A whole run is traced: what the loops carry keeps its types, those of a chain."""

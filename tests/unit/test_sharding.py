@@ -99,6 +99,7 @@ def test_an_uneven_split_is_refused_with_its_numbers():
         spec_for("network/head/kernel", (6, 128), MESH)
 
 
+@pytest.mark.quick(16)
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("options", [{}, dict(scan_blocks=False, qk_norm=True), dict(lora_rank=4)])

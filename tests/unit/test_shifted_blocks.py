@@ -27,6 +27,7 @@ T = jnp.asarray(RNG.random((2, L // P)), jnp.float32)
 SEGMENTS = jnp.array([[0] * 4 + [1] * 5 + [-1] * 3, [0] * 12])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["one text", "documents"])
 @pytest.mark.parametrize("options", [{}, dict(scan_blocks=False), dict(time_conditioning=True)])
 @pytest.mark.cases(3)
@@ -43,6 +44,7 @@ def test_a_block_begins_with_the_end_of_the_clean_block_before_it(options, segme
     np.testing.assert_allclose(found(Z, T, X, P), expected, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_the_last_block_may_be_shorter():
     whole, found = (bound(shifted=True).blocks.features(*x) for x in ((Z, T, X, 5), (Z, T, X, 5)))
     assert whole.shape == found.shape == (2, L, 16)
@@ -62,6 +64,7 @@ def test_block_by_block_with_a_memory_is_the_whole_pass(options):
         _, past = denoiser.blocks.append_block(X[:, part], jnp.zeros(2), past)
 
 
+@pytest.mark.slow
 def test_blocks_of_one_are_the_causal_network():
     """The bound is its likelihood, with the first token drawn from what it says after a mask."""
     causal, denoiser = bound(causal=True), bound(shifted=True)

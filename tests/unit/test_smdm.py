@@ -93,6 +93,7 @@ def test_guidance_by_a_prompt_is_theirs(folders):
     assert np.abs(plain - np.asarray(told["outputs"])).max() > 0.1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("cfg", ["0.0", "0.6", "1.6"])
 def test_costs_of_continuations_with_guidance_are_theirs(cfg, folders):
     """Each token from left to right, the later ones masked: `_eval_target_nll_ar`."""

@@ -17,6 +17,7 @@ LATER = (
 )
 
 
+@pytest.mark.slow
 def test_what_takes_long_to_import_waits_for_its_use():
     code = f"import sys, md4_jax.modes; print([name for name in {LATER} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -90,6 +90,7 @@ def test_weighted_samples_have_the_tilted_law_without_bias(particles, threshold,
         assert found.steered.resamplings.max() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["any_order", "remask"])
 @pytest.mark.cases(1)
 def test_samplers_that_take_other_steps_have_it_too(sampler):
@@ -186,6 +187,7 @@ def distance(tokens, expected) -> float:
     return 0.5 * np.abs(found - expected).sum()
 
 
+@pytest.mark.slow
 def test_a_sample_does_not_depend_on_its_batch():
     whole = drawn(12, threshold=0.9)
     parts = drawn(12, threshold=0.9, batch_size=20)  # 5 samples of 4 particles at once

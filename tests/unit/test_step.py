@@ -281,6 +281,7 @@ def test_a_bounded_optimizer_makes_the_same_step(batch):
     assert_same(*(step(before, batch)[0] for step in steps))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_types_are_the_same_where_jax_has_64_bits(optimizer):
     """Otherwise a checkpoint could be read only with the setting with which it was made."""

@@ -144,6 +144,7 @@ def test_larger_sets_are_spread_over_all_rows():
     assert abs(len(np.unique(inside)) / ROWS - (1 - np.exp(-1.024))) < 5 * 0.007
 
 
+@pytest.mark.slow
 def test_what_is_looked_up_is_what_the_text_has_between_the_visible_neighbours():
     # Rows enough that no two combinations of this text share one.
     tables = Tables(V, 2**18, 100)
@@ -173,6 +174,7 @@ def test_the_last_lookups_are_of_the_nearest_visible_neighbours():
     assert nearest(-5, -4, 1, 5) == [(-4, 1, 5), (-5, -4, 1)]
 
 
+@pytest.mark.slow
 def test_neighbours_of_another_segment_are_as_beyond_the_end():
     one, other = texts(1, 9), texts(1, 7) * 0 + 3
     together = jnp.concatenate([one, other], axis=1)
@@ -303,6 +305,7 @@ def training():
     return made
 
 
+@pytest.mark.slow
 def test_a_step_looks_tokens_up_without_their_own_counts(training):
     _, state, step = training(SIZE)
     # All that the tables know is one token of the batch.
@@ -376,6 +379,7 @@ def test_some_positions_and_repeated_rows_of_a_trained_network(training):
     np.testing.assert_allclose(twice, jnp.repeat(everywhere, 2, axis=0), atol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scan_blocks", [False, True])
 def test_without_blocks_a_position_has_what_the_tables_say_of_it(scan_blocks):
     options = dataclasses.replace(OPTIONS, depth=0, tables=SIZE, scan_blocks=scan_blocks)
@@ -390,6 +394,7 @@ def test_without_blocks_a_position_has_what_the_tables_say_of_it(scan_blocks):
     np.testing.assert_allclose(some, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_weights_of_the_tables_are_learned(training):
     _, state, step = training(SIZE)
     first = state.params["network"]["mixture"]
@@ -401,6 +406,7 @@ def test_weights_of_the_tables_are_learned(training):
         assert not first[name]["kernel"].any() and second[name]["kernel"].any()
 
 
+@pytest.mark.slow
 def test_the_correction_treats_all_symbols_alike():
     """Other names of the symbols name the corrections otherwise, and change nothing else."""
     mixture = TableMixture(LOOKUPS, jnp.float32, "float32", units=6)

@@ -187,6 +187,7 @@ def test_labels_change_the_fingerprint_only_where_they_are(source, tmp_path):
     assert list(with_labels.documents("test")) == ["", "so so"]
 
 
+@pytest.mark.slow
 def test_padding_is_not_seen(source):
     """Features of a text are those of the text alone, whatever stands behind it."""
     data = corpus(source([*TEXTS[:3], ("x", "neg")], test=1))

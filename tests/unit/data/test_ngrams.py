@@ -83,6 +83,7 @@ def test_texts_shorter_than_the_order():
     assert all(itertools.starmap(np.isfinite, zip(ladder([0, 1], [1], 2, 5), strict=True)))
 
 
+@pytest.mark.slow
 def test_text8(shared):
     source = Text8(str(shared("text8/text8.first10M")))
     train, test = (

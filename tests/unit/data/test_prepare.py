@@ -343,6 +343,7 @@ def test_a_text_that_changed_under_the_same_name_is_another(made, source, tmp_pa
     assert prepared(TextFiles(source.path), Bytes(), "").folder != made.folder
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_and_one_that_waits(source, tmp_path, monkeypatch, made):
     """One is killed while it tokenises; of two that then start at once, one makes the rest."""
     store = tmp_path / "store"
