@@ -145,7 +145,7 @@ def test_a_learned_schedule_is_the_same_on_eight_devices(start, tiny, rows, arra
         workdir = scratch / f"genmd4 {name}"
         arguments += [*words("genmd4"), "--workdir", workdir, *extra, "--"]
     process = start(*arguments, **EIGHT)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=1200)
     assert process.returncode == 0, err
     one, mixed = (rows(scratch / f"genmd4 {name}") for name in runs)
     for key in ("train_bits_per_token", "grad_norm", "power_mean"):

@@ -163,7 +163,7 @@ def test_the_mesh_may_change_when_a_run_is_continued(
         flags(*(word for word in (RUNS | PARTS)[second] if word.startswith("mesh"))),
     ]
     process = start(driver, "kill-in-save", 6, *at, *split[0], **EIGHT)
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate(timeout=1200)
     assert process.returncode == -9, err
     # One device is here a process that has no other.
     devices = {} if second == "one" else EIGHT

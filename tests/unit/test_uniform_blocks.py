@@ -373,6 +373,7 @@ def test_a_block_that_is_given_costs_nothing():
 
 
 @pytest.mark.parametrize("is_clean", [False, True])
+@pytest.mark.cases(1)
 def test_with_and_without_the_memory_the_samples_are_the_same(is_clean):
     prompt = {0: 1, 3: 0} if is_clean else {}
     kept, again = (drawn(prompt, is_clean, 64, cached=c)[0] for c in (True, False))
