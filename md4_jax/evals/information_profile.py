@@ -73,8 +73,9 @@ class InformationProfile(OnBatches):
         }  # fmt: skip
         path = profile.keep(context.workdir, kept)
         picture = context.workdir / "figures" / "information_profile.png"
-        figures.information_profile(found, losses, picture)
-        context.say(_table(context.name, losses, length))
+        unit = experiment.domain.unit
+        figures.information_profile(found, losses, picture, unit=unit)
+        context.say(_table(context.name, losses, length, unit))
         context.say(f"profile: {path}, {picture}")
         named = {
             f"{name}_{steps}_steps_bits_per_token": bits(value) / length
@@ -163,9 +164,9 @@ def _counts(grid: np.ndarray, process: Any, length: int) -> np.ndarray:
     return np.diff(left.astype(int))[::-1]
 
 
-def _table(name: str, losses: Mapping[str, list], length: int) -> str:
+def _table(name: str, losses: Mapping[str, list], length: int, unit: str) -> str:
     """Formats the predicted losses."""
-    lines = [f"{name}: predicted loss of parallel reveals, bits per token"]
+    lines = [f"{name}: predicted loss of parallel reveals, bits per {unit}"]
     lines.append(f"  {'steps':>6} {'optimal':>9} {'cosine':>9} {'uniform':>9}")
     columns = (losses[key] for key in ("steps", "optimal", "cosine", "uniform"))
     for n, *values in zip(*columns, strict=True):

@@ -22,8 +22,13 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def loss_curve(rows: Sequence[dict], path: Place, ladder: Sequence[float] = ()) -> None:
-    """Plots training loss and evaluated bounds against the step, with n-gram levels as lines."""
+def loss_curve(
+    rows: Sequence[dict], path: Place, ladder: Sequence[float] = (), *, unit: str = "token"
+) -> None:
+    """Plots training loss and evaluated bounds against the step, with n-gram levels as lines.
+
+    unit: name of a symbol, the domain's `unit`
+    """
     figure, axes = _pyplot().subplots(figsize=(8, 5), dpi=120)
     for name, label, style in (
         ("train_bits_per_token", "training bound", dict(color="tab:blue", linewidth=1)),
@@ -42,8 +47,7 @@ def loss_curve(rows: Sequence[dict], path: Place, ladder: Sequence[float] = ()) 
         axes.axhline(level, color="tab:green", linewidth=0.7, linestyle="--")
     _label(axes, ladder)
     axes.set_xlabel("step")
-    is_image = any(key.endswith("/bits_per_dimension") for row in rows for key in row)
-    axes.set_ylabel(f"bits per {'dimension' if is_image else 'token'}")
+    axes.set_ylabel(f"bits per {unit}")
     axes.grid(alpha=0.3)
     axes.legend(loc="upper right")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,19 +137,24 @@ def powers(
     _save(figure, path)
 
 
-def information_profile(profile: np.ndarray, losses: dict[str, Sequence], path: Place) -> None:
-    """Plots Z(k) against visible tokens, and predicted losses in nats against steps."""
+def information_profile(
+    profile: np.ndarray, losses: dict[str, Sequence], path: Place, *, unit: str = "token"
+) -> None:
+    """Plots Z(k) against visible tokens, and predicted losses in nats against steps.
+
+    unit: name of a symbol, the domain's `unit`
+    """
     size = dict(figsize=(11, 4.5), dpi=120, layout="constrained")
     figure, (left, right) = _pyplot().subplots(1, 2, **size)
     left.plot(np.arange(len(profile)), np.asarray(profile) / np.log(2.0))
-    left.set_xlabel("visible tokens k")
-    left.set_ylabel("cross-entropy of another token Z(k), bits")
+    left.set_xlabel(f"visible {unit}s k")
+    left.set_ylabel(f"cross-entropy of another {unit} Z(k), bits")
     for name in ("uniform", "cosine", "optimal"):
         values = np.asarray(losses[name]) / np.log(2.0) / len(profile)
         right.plot(losses["steps"], values, "o-", markersize=4, label=name)
     right.set_xscale("log", base=2)
     right.set_xlabel("steps")
-    right.set_ylabel("predicted loss of parallel reveals, bits per token")
+    right.set_ylabel(f"predicted loss of parallel reveals, bits per {unit}")
     right.legend(title="grid", frameon=False)
     for axes in (left, right):
         axes.grid(alpha=0.3)
@@ -157,7 +166,7 @@ def frontier(rows: Sequence[dict], path: Place) -> None:
     """Plots bits under the judge and unigram entropy of samples against network evaluations.
 
     A row is the JSON line of --mode sample with its steps and temperature. The plot has one line
-    per temperature.
+    per temperature. A symbol has the name under which the judge's bits are in the rows.
     """
     plt = _pyplot()
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), dpi=120, layout="constrained")
@@ -179,11 +188,13 @@ def frontier(rows: Sequence[dict], path: Place) -> None:
             )  # fmt: skip
     from matplotlib import ticker
 
+    units = ("character", "dimension")
+    unit = next((u for u in units for row in rows if f"judge_bits_per_{u}" in row), "token")
     used = [row["network_evaluations"] for row in rows]
     between = (1.0,) if max(used) > 8 * min(used) else (1.0, 1.25, 1.5, 1.75)
     for axes, label in zip(
         panels,
-        ("bound on -log p under the judge, bits/token", "unigram entropy, bits"),
+        (f"bound on -log p under the judge, bits/{unit}", "unigram entropy, bits"),
         strict=True,
     ):
         axes.set_xscale("log", base=2)

@@ -58,12 +58,12 @@ def start(experiment: Any, state: Any, workdir: Place, step: int) -> str:
     return "\n".join(lines)
 
 
-def picture(workdir: Place, levels: list[float]) -> str:
+def picture(workdir: Place, levels: list[float], unit: str) -> str:
     """Draws figures/loss.png from metrics.jsonl; returns its path, or the reason for failure."""
     path, log = workdir / "figures" / "loss.png", workdir / METRICS
     if not log.exists():
         return "none: nothing was logged, because there were fewer steps than log.every"
-    figures.loss_curve(read_rows(log), path, levels)
+    figures.loss_curve(read_rows(log), path, levels, unit=unit)
     return str(path)
 
 
@@ -92,7 +92,7 @@ def summary(experiment: Experiment, workdir: Place, step: int, results: dict[str
     events = f" (and TensorBoard: {workdir})" * ("tensorboard" in words(experiment.log.trackers))
     return (
         f"\ntrained to step {step}{''.join(bounds)}\n"
-        f"  loss curve    {picture(workdir, found)}\n"
+        f"  loss curve    {picture(workdir, found, experiment.domain.unit)}\n"
         f"  samples       {workdir / 'samples'}\n"
         f"  metrics       {workdir / METRICS}{events}\n"
         f"  checkpoints   {workdir / 'checkpoints'}"

@@ -43,7 +43,9 @@ def test_the_profile_gives_the_optimal_grid(run, refused, own):
     at = ("--workdir", own, "--mode")
     message = refused(*at, "sample", "--config.sample.grid=optimal")
     assert f"--workdir {own} --mode eval --evals information_profile" in message
-    found = last(run(*at, "eval", "--evals=information_profile").out)
+    ended = run(*at, "eval", "--evals=information_profile")
+    assert "predicted loss of parallel reveals, bits per character" in ended.out
+    found = last(ended.out)
     assert found["optimal_1_steps_bits_per_token"] == found["uniform_1_steps_bits_per_token"]
     # Of a network that has learned little, both are 0 but for rounding.
     least = found["cosine_4_steps_bits_per_token"] + 1e-12

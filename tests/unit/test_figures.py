@@ -2,6 +2,7 @@
 
 import sys
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from tool_modules import tool_module
 
 from md4_jax.generate import figures
 from md4_jax.generate.traces import Trajectory
+from md4_jax.runtime.paths import place
+from md4_jax.training import report
 
 A, B, MASK = range(3)
 
@@ -22,6 +25,47 @@ def drawing(file):
         assert image.format == "PNG"
     assert len({zlib.crc32(row.tobytes()) for row in shown}) > 100
     return shown.shape[1], shown.shape[0]
+
+
+@pytest.fixture
+def labels(monkeypatch):
+    """The labels of the axes of all figures that are saved during a test."""
+    kept = []
+
+    def keep(figure, path):
+        del path
+        kept.extend((axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes)
+
+    monkeypatch.setattr(figures, "_save", keep)
+    return kept
+
+
+@pytest.mark.parametrize("unit", ["character", "dimension", "token"])
+def test_the_loss_of_a_run_is_labelled_in_the_unit_of_its_data(unit, tmp_path, labels):
+    """Whether or not a bound was evaluated, whose name in the log would tell the unit."""
+    (tmp_path / report.METRICS).write_text('{"step": 1, "train_bits_per_token": 2.5}\n')
+    domain, log = SimpleNamespace(unit=unit), SimpleNamespace(trackers="jsonl")
+    report.summary(SimpleNamespace(domain=domain, log=log), place(str(tmp_path)), 1, {})
+    assert labels == [("step", f"bits per {unit}")]
+
+
+def test_a_profile_is_labelled_in_the_unit_of_its_data(tmp_path, labels):
+    losses = {"steps": [1], "optimal": [1.0], "cosine": [1.0], "uniform": [1.0]}
+    figures.information_profile(np.ones(2), losses, tmp_path / "profile.png", unit="character")
+    assert labels == [
+        ("visible characters k", "cross-entropy of another character Z(k), bits"),
+        ("steps", "predicted loss of parallel reveals, bits per character"),
+    ]
+
+
+@pytest.mark.parametrize("unit", ["character", "dimension", "token"])
+def test_a_frontier_is_labelled_in_the_unit_of_its_rows(unit, tmp_path, labels):
+    row = {"temperature": 1.0, "network_evaluations": 8, "unigram_entropy_bits": 3.0}
+    row |= {"judge_bits_per_token": 2.0, f"judge_bits_per_{unit}": 2.0}
+    figures.frontier([row], tmp_path / "frontier.png")
+    assert labels[0] == (
+        "network evaluations a sequence", f"bound on -log p under the judge, bits/{unit}",
+    )  # fmt: skip
 
 
 def test_reveal_times():
