@@ -1,9 +1,8 @@
 """Causal models that judge texts: runs, published models, and models of transformers."""
 
 import dataclasses
-import functools
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import jax
@@ -14,6 +13,7 @@ from md4_jax.data.tokenizers import END_OF_TEXT
 from md4_jax.evals.judged import Judged, decoded, encoded, padded
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.texts import Row, bucket, score_rows
+from md4_jax.evals.transformers_judge import MARK, TransformersJudge, check_readable
 from md4_jax.experiment import Experiment
 from md4_jax.objectives.autoregressive import Autoregressive
 from md4_jax.protocols import Array, Network, Params, UserError, batch_of
@@ -22,7 +22,6 @@ from md4_jax.runtime.paths import place
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
 from md4_jax.runtime.tensors import is_folder
 
-MARK = "transformers:"
 # Prefixes of names that are not directories -> the packages that read them, and their extra.
 PACKAGES = {MARK: (("torch", "transformers"), "judge"), "hf:": (("huggingface_hub",), "hub")}
 NOT_CAUSAL = "is not causal: give a run or a model with network.causal=True"
@@ -31,15 +30,30 @@ NOT_CAUSAL = "is not causal: give a run or a model with network.causal=True"
 def check_source(key: str, name: str, is_causal: Callable[[str, str], bool]) -> None:
     """Raises UserError for a judge that cannot be read, at start-up instead of at its first use.
 
-    is_causal: (key, directory) -> whether its network is causal
+    A model on the hub is fetched. is_causal: (key, source) -> whether its network is causal
     """
+    _check_packages(key, name)
+    if name.startswith(MARK):
+        check_readable(key, name.removeprefix(MARK))
+        return
+    if not name.startswith(tuple(PACKAGES)):
+        _check_folder(key, name)
+    if not is_causal(key, name):
+        raise UserError(f"{key}={name} {NOT_CAUSAL}")
+
+
+def _check_packages(key: str, name: str) -> None:
+    """Raises UserError if a package that reads this judge is not installed."""
     for mark, (packages, extra) in PACKAGES.items():
-        if name.startswith(mark):
-            if lacking := [p for p in packages if importlib.util.find_spec(p) is None]:
-                raise UserError(
-                    f"{key}={name} needs {' and '.join(lacking)}: pip install -e '.[{extra}]'"
-                )
-            return
+        lacking = [p for p in packages if importlib.util.find_spec(p) is None]
+        if name.startswith(mark) and lacking:
+            raise UserError(
+                f"{key}={name} needs {' and '.join(lacking)}: pip install -e '.[{extra}]'"
+            )
+
+
+def _check_folder(key: str, name: str) -> None:
+    """Raises UserError for a directory without a model."""
     folder = place(name, key)
     if not folder.is_dir():
         raise UserError(f"{key}={name} is not the directory of a run or of a model")
@@ -48,8 +62,6 @@ def check_source(key: str, name: str, is_causal: Callable[[str, str], bool]) -> 
         raise UserError(
             f"{key}={name} contains neither a run with a checkpoint nor a model in *.safetensors"
         )
-    if not is_causal(key, name):
-        raise UserError(f"{key}={name} {NOT_CAUSAL}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,107 +198,13 @@ def opened(
     if kept in programs:
         return programs[kept]
     if source.startswith(MARK):
-        programs[kept] = TransformersJudge(source.removeprefix(MARK))
+        programs[kept] = TransformersJudge(key, source.removeprefix(MARK))
     else:
         other, params, is_own = run_of(key, source)
         if not other.network.causal:
             raise UserError(f"{key}={source} {NOT_CAUSAL}")
         programs[kept] = (RunJudge if is_own else PublishedJudge)(other, params, programs)
     return programs[kept]
-
-
-class TransformersJudge:
-    """Causal model of the transformers library, from the hub or a folder, on CPU or GPU.
-
-    The first token of a text has no probability, because the model has no input before it.
-    """
-
-    counts_first: ClassVar[bool] = False
-
-    def __init__(self, name: str):
-        import torch
-        import transformers
-
-        try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError) as error:
-            raise UserError(f"judge={MARK}{name} cannot be read: {error}") from error
-        self._torch, self._device = torch, "cuda" if torch.cuda.is_available() else "cpu"
-        self._model = model.to(self._device).eval()
-
-    @property
-    def length(self) -> int:
-        """Returns the largest number of tokens of a text."""
-        return int(getattr(self._model.config, "max_position_embeddings", 1024))
-
-    @property
-    def end(self) -> int | None:
-        """Returns the id of the end-of-text token; None if there is none."""
-        return self._tokenizer.eos_token_id
-
-    def tokens(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the tokens of texts; END_OF_TEXT is encoded as the end-of-text token."""
-        texts = [self._marked(text) for text in texts]
-        found = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return [np.asarray(row, np.int32) for row in found]
-
-    def counted(self, text: str, ids: np.ndarray) -> str:
-        """Returns the part of a text that its first tokens `ids` cover, except the first one."""
-        if not self._tokenizer.is_fast:
-            plain = functools.partial(self._tokenizer.decode, clean_up_tokenization_spaces=False)
-            return decoded(lambda own: plain(own.tolist()), ids[1:], self.end)
-        text = self._marked(text)
-        given = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        places = given["offset_mapping"]
-        covered = text[places[0][1] : places[len(ids) - 1][1]]
-        return covered.replace(self._end_of_text, END_OF_TEXT)
-
-    def _marked(self, text: str) -> str:
-        """Replaces END_OF_TEXT by the tokenizer's own end-of-text token."""
-        return text.replace(END_OF_TEXT, self._end_of_text)
-
-    @functools.cached_property
-    def _end_of_text(self) -> str:
-        """The vocabulary's end-of-text token; END_OF_TEXT if it contains that, or has none."""
-        known = self.end is None or END_OF_TEXT in self._tokenizer.get_vocab()
-        return END_OF_TEXT if known else self._tokenizer.eos_token
-
-    def judge(self, ids: list[np.ndarray], batch_size: int) -> Judged:
-        """Returns the costs of texts, given their tokens; the first token has no cost."""
-        torch, nats = self._torch, []
-        for filled, sizes, out in self._outputs(ids, batch_size):
-            logits = torch.log_softmax(out.logits[:, :-1].float(), dim=-1)
-            picked = -logits.gather(-1, filled[:, 1:, None])[..., 0]
-            counts = torch.arange(1, filled.shape[1], device=self._device) < sizes[:, None]
-            nats.append(torch.where(counts, picked, 0.0).double().sum(dim=1).cpu().numpy())
-        return Judged(np.concatenate(nats), np.array([len(row) - 1 for row in ids]), ids)
-
-    def features(self, ids: list[np.ndarray], batch_size: int) -> np.ndarray:
-        """Returns the last hidden state of the last token of each text: float32 [N, D]."""
-        found = []
-        for _, sizes, out in self._outputs(ids, batch_size):
-            rows = self._torch.arange(len(sizes), device=self._device)
-            found.append(out.hidden_states[-1][rows, sizes - 1].float().cpu().numpy())
-        return np.concatenate(found)
-
-    def _outputs(self, ids: list[np.ndarray], batch_size: int) -> Iterator[tuple]:
-        """Yields (tokens [B, L], number of tokens [B], outputs of the model)."""
-        torch = self._torch
-        for first in range(0, len(ids), batch_size):
-            rows = ids[first : first + batch_size]
-            sizes = torch.tensor([len(row) for row in rows], device=self._device)
-            filled = padded(rows, 0, max(map(len, rows))).astype(np.int64)
-            tokens = torch.tensor(filled, device=self._device)
-            mask = torch.arange(tokens.shape[1], device=self._device) < sizes[:, None]
-            with torch.no_grad():
-                yield (
-                    tokens,
-                    sizes,
-                    self._model(
-                        input_ids=tokens, attention_mask=mask.long(), output_hidden_states=True
-                    ),
-                )
 
 
 def mauve(found: np.ndarray, theirs: np.ndarray, seed: int = 0) -> float:

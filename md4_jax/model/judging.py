@@ -6,12 +6,11 @@ from typing import Any
 from md4_jax.config import load as config
 from md4_jax.config.judging import Foreign, says_causal
 from md4_jax.experiment import Experiment
-from md4_jax.model import hub, peers
-from md4_jax.model.finding import told_by
-from md4_jax.model.load import load
+from md4_jax.model import finding, hub
+from md4_jax.model.load import described, load
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import place
-from md4_jax.runtime.tensors import Tensors, is_folder
+from md4_jax.runtime.tensors import is_folder
 
 
 def read(key: str, asked: str, mesh: Mapping[str, Any]) -> tuple[Experiment, Params, bool] | None:
@@ -21,7 +20,7 @@ def read(key: str, asked: str, mesh: Mapping[str, Any]) -> tuple[Experiment, Par
 
     mesh: the devices that it is placed on
     """
-    if not asked.startswith(hub.MARK) and not is_folder(place(asked, key)):
+    if not _is_model(key, asked):
         return None
     try:
         model = load(asked, {f"mesh.{axis}": size for axis, size in mesh.items()})
@@ -31,22 +30,28 @@ def read(key: str, asked: str, mesh: Mapping[str, Any]) -> tuple[Experiment, Par
 
 
 def is_causal(key: str, asked: str) -> bool | None:
-    """Returns whether the network in a folder of safetensors is causal; None for other sources.
+    """Returns whether the network of hf:NAME, or in a folder of safetensors, is causal.
 
-    UserError, which names the key, for a folder without a model.
+    None for any other source. A model on the hub is fetched. UserError, which names the key, for a
+    model whose config, arrays' names or tokenizer cannot be read.
     """
-    folder = place(asked, key)
-    if not is_folder(folder):
+    if not _is_model(key, asked):
         return None
     try:
-        told = told_by(folder)
+        where = finding.found(asked)
+        told = finding.told_by(where.folder)
+        finding.check_whole(where, told)
         if told.get("package") == "md4_jax":
-            kept = config.stored(folder) or {}
+            kept = config.stored(where.folder) or {}
             return says_causal(key, asked, kept["network"])
-        found = peers.peer(peers.with_mask(told, folder), Tensors(folder))
+        return bool(described(where, told).sections["network"].get("causal", False))
     except UserError as error:
         raise UserError(f"{key}={asked}: {error}") from error
-    return bool(found.sections["network"].get("causal", False))
+
+
+def _is_model(key: str, asked: str) -> bool:
+    """Returns whether a judge is hf:NAME or a folder of safetensors."""
+    return asked.startswith(hub.MARK) or is_folder(place(asked, key))
 
 
 FOREIGN = Foreign(read, is_causal)

@@ -104,12 +104,7 @@ def _of_others(
 ) -> Model:
     """Reads the checkpoint of another project; name: its name, for the layout."""
     folder, tensors = where.folder, Tensors(*where)
-    surplus.check_types(told, tensors)
-    told = dreamon.with_expansion(told, folder)
-    masked = peers.with_mask(told, folder)
-    peer = peers.peer(masked, tensors)
-    if peers.kind_of(told, tensors) != peer.kind:  # its mask says what it is
-        told = masked
+    told, peer = _peer(folder, told, tensors)
     asked = peers.config_of(peer, _tokenizer(folder, peer))
     foreign.allow(foreign.names_in(changes))
     config_lib.override(asked, changes, schema.type_of)
@@ -135,6 +130,28 @@ def _of_others(
     layout = Layout.of(told, tensors, mask, arrays.names, "" if folded else name)
     facts = {"commit": "unknown", "results": {}}
     return Model(experiment, params, 0, str(where.place), facts, Chat.of_folder(folder), layout)
+
+
+def _peer(
+    folder: Place, told: Mapping[str, Any], tensors: Tensors
+) -> tuple[Mapping[str, Any], Peer]:
+    """Returns what config.json tells, completed by other files of the folder, and the peer."""
+    surplus.check_types(told, tensors)
+    told = dreamon.with_expansion(told, folder)
+    masked = peers.with_mask(told, folder)
+    peer = peers.peer(masked, tensors)
+    # Its mask may say what it is.
+    return (masked if peers.kind_of(told, tensors) != peer.kind else told), peer
+
+
+def described(where: Found, told: Mapping[str, Any]) -> Peer:
+    """Returns the description of another project's checkpoint, without reading its arrays.
+
+    UserError if its config, names and shapes of arrays, or tokenizer do not fit each other.
+    """
+    _, peer = _peer(where.folder, told, Tensors(*where))
+    _domain(where.folder, peer, peers.config_of(peer, _tokenizer(where.folder, peer)))
+    return peer
 
 
 def _beside(

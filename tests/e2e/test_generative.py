@@ -11,10 +11,14 @@ import md4_jax
 from md4_jax.evals import judges
 from md4_jax.evals.generative import GenerativePerplexity
 from md4_jax.evals.judged import cut
-from md4_jax.model import judging
+from md4_jax.model import hub, judging
 from md4_jax.protocols import UserError
 
 CAUSAL = ("network.causal=True", "objective.name=autoregressive", "sample.name=left_to_right")
+
+
+def not_fetched(name: str) -> None:
+    raise UserError(f"{name} cannot be fetched: no network")
 
 
 def keys(*pairs: str) -> list[str]:
@@ -83,6 +87,8 @@ def test_a_judge_rewards_samples(run, refused, trained, judge):
 def test_a_judge_that_is_not_there_is_missed_before_training(refused, tiny, tmp_path, monkeypatch):
     """And not when it first judges, which may be hours later."""
     monkeypatch.setitem(judges.PACKAGES, judges.MARK, (("no_such_package",), "judge"))
+    monkeypatch.setitem(judges.PACKAGES, "hf:", ((), "hub"))
+    monkeypatch.setattr(hub, "snapshot", not_fetched)
     words = ("--config", tiny, "--workdir", tmp_path / "run")
     kind = keys("evals.judged.name=generative_perplexity", "evals.judged.final=True")
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
@@ -96,6 +102,7 @@ def test_a_judge_that_is_not_there_is_missed_before_training(refused, tiny, tmp_
             f"judge={tmp_path / 'none'} is not the directory of a run or of a model",
         ),
         ("transformers:gpt2", "needs no_such_package: pip install -e '.[judge]'"),
+        ("hf:nobody/gpt", "evals.judged.judge=hf:nobody/gpt: hf:nobody/gpt cannot be fetched"),
     ):
         assert said in refused(*words, *kind, *keys(f"evals.judged.judge={judge}"))
     assert not (tmp_path / "run").exists()
@@ -146,7 +153,7 @@ def test_a_judge_computed_here_is_that_of_transformers(tmp_path):
     pytest.importorskip("torch", reason="needs torch: pip install -e '.[judge]'")
     pytest.importorskip("transformers", reason="needs transformers")
     folder = peer_folder(tmp_path, "gpt2")
-    theirs = judges.TransformersJudge(str(folder))
+    theirs = judges.TransformersJudge("judge", str(folder))
     ours = judges.PublishedJudge(*judging.read("judge", str(folder), {})[:2], {})
     texts = ["tobeornottobe", "ab", "A-Z"]
     ids = [judge.tokens(texts) for judge in (theirs, ours)]
@@ -188,7 +195,7 @@ def test_a_model_of_transformers_gives_the_sum_of_its_log_probabilities(random_g
     """Texts of several lengths in one batch, against each one alone; the first token is free."""
     import torch
 
-    judge = judges.TransformersJudge(random_gpt)
+    judge = judges.TransformersJudge("judge", random_gpt)
     ids = judge.tokens(["to be or not", "a", "so it goes on"])
     assert judge.length == 32 and [len(row) for row in ids] == [12, 1, 13]
     found, features = judge.judge(ids, 2), judge.features(ids, 2)

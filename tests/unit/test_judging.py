@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import re
+import sys
 import types
 
 import jax
 import numpy as np
 import pytest
-from peer_folders import own_lora, peer_folder
+from peer_folders import own_lora, peer_folder, tokenizer
 from tiny_networks import random_parameters
 
 import md4_jax
@@ -99,6 +100,82 @@ def test_an_adapter_alone_is_no_judge(tmp_path):
     (adapter / "config.json").write_text(json.dumps({"model_type": "zebra"}))
     with pytest.raises(UserError, match="^evals.a.judge=.*lora"):
         check(adapter, Others(None, judging.FOREIGN).is_causal)
+
+
+@pytest.fixture
+def on_the_hub(monkeypatch):
+    """Folders by their names on the hub, which is not asked; the package need not be there."""
+    folders = {}
+
+    def snapshot(name):
+        if name not in folders:
+            raise UserError(f"{name} cannot be fetched: no network")
+        return place(str(folders[name]))
+
+    monkeypatch.setitem(judges.PACKAGES, "hf:", ((), "hub"))
+    monkeypatch.setattr(judging.hub, "snapshot", snapshot)
+    return folders
+
+
+def test_a_judge_on_the_hub_is_fetched_at_once(tmp_path, on_the_hub):
+    is_causal = Others(None, judging.FOREIGN).is_causal
+    for name in ("gpt2", "diffusiongemma"):
+        on_the_hub[f"hf:{name}"] = peer_folder(tmp_path, name)
+    check("hf:gpt2", is_causal)
+    with pytest.raises(UserError, match="^evals.a.judge=hf:diffusiongemma is not causal"):
+        check("hf:diffusiongemma", is_causal)
+    said = "^evals.a.judge=hf:none: hf:none cannot be fetched: no network$"
+    with pytest.raises(UserError, match=said):
+        check("hf:none", is_causal)
+    saved = md4_jax.load(on_the_hub["hf:gpt2"]).save(tmp_path / "saved")
+    on_the_hub["hf:saved"] = saved
+    check("hf:saved", is_causal)
+
+
+@pytest.mark.parametrize("source", ["hf:gpt2", "path"])
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.json", "{", "config.json is not readable JSON"),
+        ("tokenizer.json", "{", "tokenizer.json"),
+        ("tokenizer.json", tokenizer(300, 0).to_str(), "the tokenizer has 125 symbols, but the m"),
+        ("model.safetensors", "", "model.safetensors"),
+    ],
+)
+def test_a_judge_that_cannot_be_read_is_refused_at_once(
+    source, file, content, said, tmp_path, on_the_hub
+):
+    folder = peer_folder(tmp_path, "gpt2")
+    (folder / file).write_text(content)
+    on_the_hub["hf:gpt2"] = folder
+    name = str(folder) if source == "path" else source
+    with pytest.raises(UserError, match=f"^evals.a.judge={name}:? .*{said}"):
+        check(name, Others(None, judging.FOREIGN).is_causal)
+
+
+def test_a_judge_of_transformers_is_looked_for_at_once(monkeypatch):
+    """Its config and its tokenizer; `torch` is only asked for its weights."""
+    read = []
+
+    def reader(kind, missing):
+        def from_pretrained(name):
+            read.append((kind, name))
+            if name in missing:
+                raise OSError(f"{name} has no {kind}")
+
+        return types.SimpleNamespace(from_pretrained=from_pretrained)
+
+    library = types.ModuleType("transformers")
+    library.AutoConfig = reader("config", ["none"])
+    library.AutoTokenizer = reader("tokenizer", ["wordless"])
+    monkeypatch.setitem(sys.modules, "transformers", library)
+    monkeypatch.setitem(judges.PACKAGES, judges.MARK, ((), "judge"))
+    check("transformers:gpt2")
+    assert read == [("config", "gpt2"), ("tokenizer", "gpt2")]
+    for name, lacks in (("none", "config"), ("wordless", "tokenizer")):
+        said = f"^evals.a.judge=transformers:{name} cannot be read: {name} has no {lacks}$"
+        with pytest.raises(UserError, match=said):
+            check(f"transformers:{name}")
 
 
 KEYS = {
