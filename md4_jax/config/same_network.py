@@ -1,10 +1,15 @@
-"""Comparison of networks whose parameters have the same shapes."""
+"""Comparison of networks, and of the shapes of their parameters."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
+
+import jax
 
 from md4_jax.config.schema import build_section
 from md4_jax.experiment import Experiment
+from md4_jax.protocols import UserError
+from md4_jax.runtime.sharding import path_name
 
 # Keys of a network that affect how it is trained or computed, but not its outputs.
 FREE = (
@@ -12,6 +17,7 @@ FREE = (
     "dropout_shared", "attention_dropout", "embedding_dropout", "label_dropout", "balance",
     "router_z", "parameters", "lora_dropout", "tables_tokens", "tables_hidden", "shape",
 )  # fmt: skip
+ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout")
 
 
 def differing(experiment: Experiment, other: Experiment) -> list[tuple[str, Any, Any]]:
@@ -26,6 +32,41 @@ def differing(experiment: Experiment, other: Experiment) -> list[tuple[str, Any,
     # With equal shapes, another head size means another number of heads.
     keys = sorted((own.keys() & its.keys()) - {"lora_rank", "head_dim"})
     return [(key, own[key], its[key]) for key in keys if own[key] != its[key]]
+
+
+def check_sizes(
+    before: Mapping[str, Any], after: Mapping[str, Any], domain: Any, folder: str
+) -> None:
+    """Raises UserError if a changed section `network` asks for other arrays than a model has.
+
+    before: section of the model in `folder`
+
+    Adapters may be added. Keys in FREE may change the names of parameters: loading allows for that.
+    """
+    free = {key: after[key] for key in (*FREE, *ADAPTERS) if key in after}
+    before = {**before, **free}
+    if before == after:
+        return
+    own, its = {"name": after["name"]}, {"name": before["name"]}
+    changed = {key for key in after.keys() | before.keys() if after.get(key) != before.get(key)}
+    if own == its:
+        options = [_built(section, domain) for section in (after, before)]
+        if _shapes(options[0]) == _shapes(options[1]):
+            return
+        own, its = map(computed, options)
+    keys = [key for key in sorted(own) if key in changed and own[key] != its.get(key)]
+    said = "; ".join(
+        f"network.{key}={own[key]!r}, but the model has {its.get(key)!r}" for key in keys
+    )
+    raise UserError(
+        f"{said}: its arrays in {folder} have other shapes. Remove "
+        f"{'this key' if len(keys) == 1 else 'these keys'}, or train a new model"
+    )
+
+
+def _shapes(options: Any) -> dict[str, tuple[int, ...]]:
+    params = jax.eval_shape(options.build("cpu").init, jax.random.key(0))
+    return {path_name(p): x.shape for p, x in jax.tree_util.tree_leaves_with_path(params)}
 
 
 def computed(options: Any) -> dict[str, Any]:
@@ -57,9 +98,12 @@ def computed(options: Any) -> dict[str, Any]:
 
 
 def _options(experiment: Experiment) -> Any:
-    domain = experiment.domain
+    return _built(experiment.config["network"], experiment.domain)
+
+
+def _built(section: Mapping[str, Any], domain: Any) -> Any:
     shape = {"vocab_size": domain.vocab_size, "shape": getattr(domain, "shape", ())}
-    return build_section("network", experiment.config["network"], **shape)
+    return build_section("network", section, **shape)
 
 
 def _plain(value: Any) -> Any:

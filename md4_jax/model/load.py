@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from md4_jax.config import build, foreign, runs, schema
+from md4_jax.config import build, foreign, runs, same_network, schema
 from md4_jax.config import load as config_lib
 from md4_jax.data import bpe_files, smiles
 from md4_jax.data.chat import Chat
@@ -73,7 +73,9 @@ def _own(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> 
             step, params = runs.averaged(experiment, folder)
         facts["results"] = _results(folder, step)
     elif is_folder(folder):
-        _check_scale(folder, told["config"]["network"], asked["network"])
+        before = (config_lib.stored(folder) or {})["network"]
+        _check_scale(folder, before, asked["network"])
+        same_network.check_sizes(before, asked["network"], domain, str(folder))
         step, params = told.get("step", 0), parameters.own(experiment, Tensors(folder))
     else:
         raise UserError(f"{folder} holds no checkpoint yet: train it first")
@@ -106,6 +108,7 @@ def _of_others(
     folder, tensors = where.folder, Tensors(*where)
     told, peer = _peer(folder, told, tensors)
     asked = peers.config_of(peer, _tokenizer(folder, peer))
+    before = dict(asked["network"])
     foreign.allow(foreign.names_in(changes))
     config_lib.override(asked, changes, schema.type_of)
     schema.check_keys(asked)
@@ -115,6 +118,7 @@ def _of_others(
     lora = None
     if adapters:
         lora = peft_reading.read(finding.folder_of(str(adapters)), tensors)
+    same_network.check_sizes(before, asked["network"], domain, str(folder))
     begin = None
     if lora is not None and asked["network"]["lora_rank"]:
         begin = _beside(lora, tensors, peer, domain, asked, changes)

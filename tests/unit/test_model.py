@@ -593,3 +593,31 @@ def test_what_the_page_shows_runs(tmp_path, monkeypatch, capsys):
     exec(snippet, {})
     assert capsys.readouterr().out.startswith("ROMEO:")
     assert md4_jax.load("folder").length == 32
+
+
+@pytest.mark.parametrize(("name", "is_saved"), [("qwen2", False), ("qwen2", True), ("e2d2", False)])
+def test_a_size_that_the_arrays_do_not_have_is_named(name, is_saved, folders, tmp_path):
+    """Also fewer layers than there are: the others would be left out without a word."""
+    model, folder = md4_jax.load(folders[name]), folders[name]
+    if is_saved:
+        folder = model.save(tmp_path / "saved")
+    had = {key: model.config["network"][key] for key in ("depth", "size", "heads", "hidden")}
+    asked = [("depth", 1), *((key, 2 * value) for key, value in had.items())]
+    for key, value in asked:
+        said = f"^network.{key}={value}, but the model has {had[key]}: its arrays in .*this key"
+        with pytest.raises(UserError, match=said):
+            md4_jax.load(folder, {f"network.{key}": value})
+
+
+def test_all_sizes_that_the_arrays_do_not_have_are_named(folders):
+    changes = {"network.depth": 1, "network.size": 64, "network.dropout": 0.1}
+    said = "^network.depth=1, .* has 2; network.size=64, .* has 32: .* Remove these keys"
+    with pytest.raises(UserError, match=said):
+        md4_jax.load(folders["qwen2"], changes)
+
+
+def test_keys_without_parameters_and_adapters_may_change(folders):
+    """Parameters of layers have other names without a scan, and adapters are added."""
+    changes = {"network.scan_blocks": False, "network.lora_rank": 2, "network.dtype": "bfloat16"}
+    model = md4_jax.load(folders["qwen2"], changes)
+    assert model.config["network"]["lora_rank"] == 2 and "blocks" not in model.params["network"]
