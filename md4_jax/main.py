@@ -84,16 +84,17 @@ def main() -> None:
     streams.silence_libraries()
     streams.outlive()
     heap.reuse()
+    failed = None
     try:
         code = run(sys.argv[1:])
     except UserError as error:
-        code = streams.print_user_error(error)
+        failed, code = error, streams.print_user_error(error)
     except KeyboardInterrupt:  # the training loop handles its own
         print("interrupted: repeat the command to continue", file=sys.stderr)
         code = 130
     except Exception as error:
-        code = distributed.fault(error)
-    distributed.leave(code)
+        failed, code = error, distributed.fault(error)
+    distributed.leave(code, failed)
 
 
 if __name__ == "__main__":

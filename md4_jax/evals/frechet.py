@@ -11,7 +11,7 @@ import numpy as np
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.units import CODE
 from md4_jax.evals import report, sets
-from md4_jax.evals.context import Context, OnSplit, check_least
+from md4_jax.evals.context import Context, OnSplit, check_least, first_alone
 from md4_jax.evals.features import RandomFeatures
 from md4_jax.evals.samples import drawn_samples
 from md4_jax.experiment import Experiment
@@ -79,7 +79,15 @@ class FrechetDistance(OnSplit):
         )
         if jax.process_index() != 0:
             return {}
-        samples = domain.decode(drawn.tokens)
+        with first_alone():
+            return self._of(drawn.tokens, rows, corpus, context)
+
+    def _of(
+        self, tokens: np.ndarray, rows: np.ndarray, corpus: Corpus, context: Context
+    ) -> dict[str, Any]:
+        """Compares samples with images; prints and returns the numbers."""
+        domain = corpus.domain
+        samples = domain.decode(tokens)
         real = functools.partial(pictures, corpus, self.split, rows)
         result = {
             "split": self.split,
@@ -88,7 +96,7 @@ class FrechetDistance(OnSplit):
             **self._compared(samples, real, context),
         }
         if self.nearest:
-            result |= self._nearest(drawn.tokens[: self.nearest], domain, context)
+            result |= self._nearest(tokens[: self.nearest], domain, context)
         context.say(f"{report.label(context.name, self.split)}: {report.quality(result)}")
         return result
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.evals.context import Context, OnBatches, check_sizes, data_length
+from md4_jax.evals.context import Context, OnBatches, check_sizes, data_length, first_alone
 from md4_jax.evals.metrics import bits
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.generate import figures
@@ -71,10 +71,11 @@ class InformationProfile(OnBatches):
             "step": context.step, "split": self.split, "sequences": len(nats) // self.draws,
             "draws": self.draws, "nats": found.tolist(), **losses,
         }  # fmt: skip
-        path = profile.keep(context.workdir, kept)
         picture = context.workdir / "figures" / "information_profile.png"
         unit = experiment.domain.unit
-        figures.information_profile(found, losses, picture, unit=unit)
+        with first_alone():
+            path = profile.keep(context.workdir, kept)
+            figures.information_profile(found, losses, picture, unit=unit)
         context.say(_table(context.name, losses, length, unit))
         context.say(f"profile: {path}, {picture}")
         named = {

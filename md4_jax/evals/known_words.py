@@ -11,7 +11,7 @@ import numpy as np
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import TextDomain
-from md4_jax.evals.context import Context, OnSplit, check_least
+from md4_jax.evals.context import Context, OnSplit, check_least, first_alone
 from md4_jax.evals.samples import drawn_samples
 from md4_jax.experiment import Experiment
 from md4_jax.generate import writers
@@ -50,6 +50,11 @@ class KnownWords(OnSplit):
         drawn = drawn_samples(experiment._replace(sample=asked), params, context.programs)
         if jax.process_index() != 0:
             return {}
+        with first_alone():
+            return self._counted(drawn, experiment, context)
+
+    def _counted(self, drawn: Any, experiment: Experiment, context: Context) -> dict[str, Any]:
+        """Counts known words; prints and returns the fractions."""
         known = set(_words(context.corpus({}), "train"))
         rows = zip(drawn.tokens, drawn.prompt_mask, drawn.lengths, strict=True)
         decode = experiment.domain.decode

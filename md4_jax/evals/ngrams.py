@@ -8,7 +8,7 @@ import jax
 
 from md4_jax.data import ngrams
 from md4_jax.evals import report
-from md4_jax.evals.context import Context, OnSplit, check_least
+from md4_jax.evals.context import Context, OnSplit, check_least, first_alone
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params
@@ -38,6 +38,11 @@ class NGramModels(OnSplit):
         del params
         if jax.process_index() != 0:
             return {}
+        with first_alone():
+            return self._counted(experiment, context)
+
+    def _counted(self, experiment: Experiment, context: Context) -> dict[str, Any]:
+        """Counts the n-grams of the training split, prints and returns the bits of the split."""
         train, tokens = (
             context.corpus(changes).stream(split)
             for changes, split in (({}, "train"), (self.data, self.split))

@@ -12,6 +12,7 @@ from md4_jax.evals import guides
 from md4_jax.evals.context import Context, OnBatches, RunOf, of_first_alone
 from md4_jax.experiment import Experiment, drawn_classes
 from md4_jax.protocols import Params, UserError
+from md4_jax.runtime.distributed import agreed, of_all
 from md4_jax.runtime.errors import cause
 from md4_jax.runtime.paths import Place
 
@@ -149,7 +150,8 @@ class Suite:
         a UserError, unless one of them is a fault of the program.
         With several processes an error ends everything immediately: only one process may have
         failed, and the others would wait for it in a collective program. Work that the first
-        process does alone, such as writing samples, may fail as in a single process.
+        process does alone, such as writing samples, may fail as in a single process: after each
+        evaluator the others learn of it, and get an error too.
 
         forgive: called with (name, error) instead, if the error is no fault of the program
         """
@@ -168,23 +170,38 @@ class Suite:
                 earlier=earlier,
                 say=say,
             )
-            try:
-                earlier[name] = self._experiment.evals[name].run(self._experiment, params, context)
-            except Exception as error:
-                if jax.process_count() > 1 and not of_first_alone(error):
-                    raise
-                if forgive is not None and cause(error) is not None:
-                    forgive(name, error)
-                    continue
+            result, error = self._result(name, params, context, forgive)
+            if error is not None:
                 if len(order) == 1:
-                    raise
+                    raise error
                 failed[name] = error
                 if number < len(order):
                     say(f"failed, and {order[number]} is next: {told_of(name, error)}")
-                continue
-            yield name, earlier[name]
+            elif result is not None:
+                earlier[name] = result
+                yield name, result
         if failed:
-            raise _joined(failed)
+            raise of_all(_joined(failed))
+
+    def _result(
+        self,
+        name: str,
+        params: Params,
+        context: Context,
+        forgive: Callable[[str, Exception], None] | None,
+    ) -> tuple[dict[str, Any] | None, Exception | None]:
+        """Runs an evaluator: (its result or None, an error that is not forgiven or None)."""
+        result, failed = None, None
+        try:
+            result = self._experiment.evals[name].run(self._experiment, params, context)
+        except Exception as error:
+            if jax.process_count() > 1 and not of_first_alone(error):
+                raise
+            if forgive is not None and cause(error) is not None:
+                forgive(name, error)
+            else:
+                failed = error
+        return result, agreed(failed, f"evals.{name}")
 
 
 def _joined(failed: Mapping[str, Exception]) -> Exception:

@@ -77,6 +77,30 @@ def _of_first(text: str) -> str:
     return bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded))).decode()
 
 
+def agreed(error: Exception | None, what: str) -> Exception | None:
+    """Returns this process's error, or one about `what` if another process has one; None if none.
+
+    All processes call it, while none waits for another. If one of them has an error, all end with
+    one, together: see `leave`.
+    """
+    if not max_over_processes(int(error is not None)):
+        return None
+    return of_all(error or UserError(f"{what} failed in another process, which says why"))
+
+
+def of_all(error: Exception) -> Exception:
+    """Marks an error that every process ends with."""
+    error.of_all_processes = True
+    return error
+
+
+def _is_of_all(error: BaseException | None) -> bool:
+    """Returns whether an error, or one that caused it, is marked by `of_all`."""
+    return error is not None and (
+        getattr(error, "of_all_processes", False) or _is_of_all(error.__cause__)
+    )
+
+
 def is_first() -> bool:
     """Returns whether this is the only process or the first of several."""
     return jax.process_index() == 0
@@ -103,9 +127,13 @@ def fault(error: Exception) -> int:
     return 1
 
 
-def leave(code: int) -> None:
-    """Ends this process; after a failure immediately, without waiting for the others."""
-    if code in (1, 2) and jax.distributed.is_initialized():
+def leave(code: int, error: Exception | None = None) -> None:
+    """Ends this process; after a failure immediately, without waiting for the others.
+
+    After an error that all processes end with, they wait for each other, so that none is ended by
+    the runtime before it has said why.
+    """
+    if code in (1, 2) and jax.distributed.is_initialized() and not _is_of_all(error):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -232,6 +233,20 @@ def test_processes_with_different_settings_are_refused(together, tiny, tmp_path)
     assert "train.seed=7 in this process and 0 in process 0. Start" in second
     assert "different settings, which another process names" in first
     assert not (tmp_path / "run").exists()
+
+
+def test_what_process_0_alone_cannot_write_ends_both_with_a_sentence(together, tiny, copy):
+    """Neither process is ended by the runtime of the other, and later evaluators still run."""
+    shutil.rmtree(copy / "samples")
+    (copy / "samples").touch()
+    evals = ("--mode", "eval", "--evals", "samples,test", "--config.sample.num=2")
+    (out, first, code), (other_out, second, other) = together(2, 1, "--workdir", copy, *evals)
+    assert (code, other) == (2, 2) and not said(other_out)
+    assert [line for line in first.splitlines() if line] == [
+        f"error: evals.samples: {copy / 'samples'}: File exists (errno 17): correct that"
+    ]
+    assert second == "error: evals.samples failed in another process, which says why\n"
+    assert "bits_per_token" in json.loads(said(out)[-1])
 
 
 def test_process_0_must_be_there(monkeypatch):

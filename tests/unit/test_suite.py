@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import os
 import types
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.ngrams import NGramModels
 from md4_jax.evals.suite import Suite, told_of
 from md4_jax.protocols import UserError
+from md4_jax.runtime import distributed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +175,7 @@ def test_of_several_processes_a_failure_ends_all(monkeypatch):
 def test_what_the_first_process_does_alone_may_fail(monkeypatch):
     """Such as a file of samples: no other process waits for it."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(distributed, "max_over_processes", lambda number: number)
     full, said = OSError(errno.ENOSPC, "No space left on device", "FILE"), []
     evals = {"a": Fails(error=full, alone=True), "b": Counts()}
     run, forgiven = suite_of(evals).run, []
@@ -180,6 +183,39 @@ def test_what_the_first_process_does_alone_may_fail(monkeypatch):
     assert [name for name, _ in found] == ["b"] and forgiven == [("a", full)]
     with pytest.raises(UserError, match="evals.a: FILE: No space left on device"):
         list(run(evals, 1.5, 7, said.append))
+
+
+def test_the_others_learn_what_the_first_process_alone_failed_in(monkeypatch):
+    """Each ends with an error of the same evaluator, marked as one of all processes."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    numbers = iter([1, 0, 1])
+    monkeypatch.setattr(distributed, "max_over_processes", lambda number: next(numbers))
+    evals, found, said = {"a": Counts(), "b": Counts()}, [], []
+    with pytest.raises(UserError) as raised:
+        found.extend(suite_of(evals).run(evals, 1.5, 7, said.append))
+    told = "evals.a failed in another process, which says why"
+    assert str(raised.value) == told and [name for name, _ in found] == ["b"]
+    assert said[1] == f"failed, and b is next: {told}"
+    with pytest.raises(UserError, match=f"^{told}$"):
+        list(suite_of(evals).run(["a"], 1.5, 7, said.append))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_which_errors_end_all_processes_together(number, monkeypatch):
+    """They leave by the ordinary exit, at which each waits for the others."""
+    monkeypatch.setattr(distributed, "max_over_processes", lambda own: max(own, number))
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("at once") if number else None)
+    failed = UserError("one") if number else None
+    error = distributed.agreed(failed, "evals.a")
+    assert error is failed
+    if error is not None:
+        try:
+            raise UserError("converted") from error
+        except UserError as converted:
+            error = converted
+    with pytest.raises(SystemExit, match="^2$"):
+        distributed.leave(2, error)
 
 
 def test_what_is_no_fault_of_the_program():
