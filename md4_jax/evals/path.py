@@ -15,9 +15,8 @@ from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.order import numbered
 from md4_jax.protocols import Array, Batch, Denoiser, Network, Params, UserError
 from md4_jax.samplers import reveal
-from md4_jax.samplers.chain import NEVER, Chain, RevealsByLogits
+from md4_jax.samplers.chain import NEVER, Chain, ReadsTextAtOnce, RevealsByLogits
 from md4_jax.samplers.draw import reading
-from md4_jax.samplers.left_to_right import LeftToRight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,21 +44,20 @@ class Path:
     def is_bound(self, process: Any) -> bool:
         """Returns whether the sampler has a likelihood with this process."""
         by_logits = isinstance(self.step, RevealsByLogits) and self.step.is_deterministic
-        is_left_to_right = isinstance(self.step, LeftToRight)
-        return by_logits or is_left_to_right or reveal.has_schedule(self.step, process)
+        is_read_at_once = isinstance(self.step, ReadsTextAtOnce)
+        return by_logits or is_read_at_once or reveal.has_schedule(self.step, process)
 
     def is_exact(self, network: Network) -> bool:
         """Returns whether only tokens are drawn, so that the value is exact."""
-        known = isinstance(self.step, LeftToRight | RevealsByLogits)
+        known = isinstance(self.step, ReadsTextAtOnce | RevealsByLogits)
         return known or getattr(self.step, "has_fixed_order", False)
 
     def __call__(
         self, denoiser: Denoiser, process: Any, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         del u
-        if isinstance(self.step, LeftToRight):
-            begin = jnp.full((len(batch.tokens), 1), process.mask_id, jnp.int32)
-            z = jnp.concatenate([begin, batch.tokens[:, :-1]], axis=1)
+        if isinstance(self.step, ReadsTextAtOnce):
+            z = self.step.inputs(process, batch.tokens)
             return self._cost(denoiser, z, jnp.zeros(len(z)), batch, batch.loss_mask), {}
         z = jnp.where(batch.loss_mask, process.mask_id, batch.tokens)
         given = jnp.logical_not(batch.loss_mask)

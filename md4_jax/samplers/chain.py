@@ -192,6 +192,17 @@ class RevealsByLogits(SamplerStep, Protocol):
         """Returns the time input of the network in a step from t: [B]."""
 
 
+@runtime_checkable
+class ReadsTextAtOnce(SamplerStep, Protocol):
+    """A step that draws each token given only those before it in some order.
+
+    One call of the network at time 0 predicts all tokens of a known text (teacher forcing).
+    """
+
+    def inputs(self, process: Any, z: Array) -> Array:
+        """Returns the symbols that the network reads to predict all tokens of z: int like z."""
+
+
 def rounds_of(step: SamplerStep, length: int, steps: int) -> int:
     """Returns the largest number of steps of a text's path, with a grid of `steps` steps."""
     own = isinstance(step, RevealsInOrder | GoesOn)

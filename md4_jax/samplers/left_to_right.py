@@ -47,11 +47,9 @@ class LeftToRight:
         length = chain.z.shape[1]
         first, end = (jnp.round(length * (1.0 - time)).astype(jnp.int32) for time in (t, s))
         times = jnp.zeros(len(chain.z))
-        begin_Bx1 = jnp.full((len(chain.z), 1), process.mask_id, chain.z.dtype)
 
         def draw(n: Array, chain: Chain) -> Chain:
-            shifted = jnp.concatenate([begin_Bx1, chain.z[:, :-1]], axis=1)
-            index_Bx1 = jnp.full((len(chain.z), 1), n)
+            shifted, index_Bx1 = self.inputs(process, chain.z), jnp.full((len(chain.z), 1), n)
             drawn = draw_at(denoiser, self.transform, shifted, times, index_Bx1, keys)
             return _put(process, chain, n, drawn)
 
@@ -60,6 +58,11 @@ class LeftToRight:
             return jax.lax.cond(skip, lambda chain: chain, lambda chain: draw(n, chain), chain)
 
         return jax.lax.fori_loop(first, end, body, chain)
+
+    def inputs(self, process: RevealsMasks, z: Array) -> Array:
+        """Returns [m, z_0, ..., z_{L-2}], from which a causal network predicts z."""
+        begin_Bx1 = jnp.full((len(z), 1), process.mask_id, z.dtype)
+        return jnp.concatenate([begin_Bx1, z[:, :-1]], axis=1)
 
     def filled_in(self, grid: np.ndarray, length: int) -> np.ndarray:
         """Returns the step of the grid, 0 the first, that fills each position: int [length]."""

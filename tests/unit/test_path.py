@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from md4_jax.evals.path import Path
+from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.schedules import Cosine
 from md4_jax.processes.uniform import Uniform
+from md4_jax.protocols import Needs
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.grids import uniform
@@ -153,6 +155,32 @@ def test_a_causal_sampler_has_the_likelihood_of_its_network(x64):
     p = np.exp(-nats_of(LeftToRight(), denoiser=denoiser))
     np.testing.assert_allclose(p.sum(), 1.0, atol=1e-12)
     assert Path(LeftToRight(), ()).is_exact(None)
+
+
+class FromTheRight:
+    """A sampler of a user's own: x_n given the tokens after it."""
+
+    needs, level, transform = Needs((RevealsMasks,)), None, Transform()
+
+    def __call__(self, denoiser, process, chain, s, t, keys):
+        raise NotImplementedError
+
+    def inputs(self, process, z):
+        end = jnp.full((len(z), 1), process.mask_id, z.dtype)
+        return jnp.concatenate([z[:, 1:], end], axis=1)
+
+
+def test_a_sampler_of_a_users_own_has_the_likelihood_of_what_its_network_reads(x64):
+    def features(z, t):
+        seen = jnp.cumsum(((z + 1.0) * (jnp.arange(LENGTH) + 1.3))[:, ::-1], axis=1)[:, ::-1]
+        return jnp.stack([jnp.sin(seen), jnp.cos(2.0 * seen)], axis=-1)
+
+    step, denoiser = FromTheRight(), exact.of_outputs(features)
+    p = np.exp(-nats_of(step, denoiser=denoiser)).reshape(LENGTH * (2,))
+    np.testing.assert_allclose(p.sum(), 1.0, atol=1e-12)
+    mu = jax.nn.softmax(denoiser(jnp.full((1, LENGTH), 2), jnp.zeros(1))[0, -1])
+    np.testing.assert_allclose(p.sum((0, 1, 2)), mu, atol=1e-12)  # nothing follows the last one
+    assert Path(step, ()).is_exact(None) and Path(step, ()).is_bound(Masking(2))
 
 
 @pytest.mark.parametrize(
