@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 import md4_jax
 from md4_jax.config.load import FILE
@@ -16,11 +15,10 @@ from md4_jax.config.schema import build_section
 from md4_jax.data.definitions import files_of
 from md4_jax.data.domains import keep_domain
 from md4_jax.evals import report
-from md4_jax.model import adapters
+from md4_jax.model import adapters, beginning
 from md4_jax.model.agreement import Meaning
-from md4_jax.model.layout import Layout, exported, with_mask
+from md4_jax.model.layout import exported, with_mask
 from md4_jax.model.own_layouts import layout_of
-from md4_jax.model.peer import first
 from md4_jax.protocols import UserError
 from md4_jax.runtime import tensors
 from md4_jax.runtime.distributed import is_first
@@ -110,7 +108,12 @@ def export(model: Any, folder: Place) -> Place:
     options = build_section("network", model.config["network"], vocab_size=model.domain.vocab_size)
     meaning = Meaning(options, model.experiment.process, model.config["objective"])
     told, arrays = exported(layout, model.params["network"], meaning, model.origin)
-    lost = _beginning(model, layout, options)
+    parted, lost = beginning.parted(model, layout, options), ""
+    if parted is not None:
+        is_tied = getattr(options, "tied", False)
+        changed = beginning.with_head(told, arrays, parted, model.origin) if is_tied else None
+        told, arrays = changed or (told, arrays)
+        lost = beginning.warning(parted, has_head=changed is not None or not is_tied)
     if not is_first():
         return folder
     if lost:
@@ -124,30 +127,6 @@ def export(model: Any, folder: Place) -> Place:
         told = with_mask(told, folder, layout.mask)
         replace(folder / FILE, json.dumps(told, indent=2) + "\n")
     return folder
-
-
-def _beginning(model: Any, layout: Layout, options: Any) -> str:
-    """Returns what an export of a causal model loses, '' for nothing.
-
-    In the layout one entry is both the beginning of texts and a symbol. Here they are two rows of
-    the embedding, equal when they are read, which training changes separately.
-    """
-    ends = first(layout.config.get("eos_token_id"))
-    entry = first(layout.config.get("bos_token_id", ends))
-    table = model.params["network"].get("embedding")
-    if not options.causal or layout.mask is not None or entry is None or table is None:
-        return ""
-    if not (getattr(options, "tied", False) or entry == ends):
-        return ""  # a symbol that neither the head nor a text has in common with it
-    rows = np.asarray(to_host(table), np.float32)
-    most = float(np.abs(rows[entry] - rows[options.vocab_size]).max())
-    if not most:
-        return ""
-    return (
-        f"the logits of the export differ from those of the model. In its layout the entry {entry} "
-        "is both the beginning of each text and a symbol. Training has made two vectors of it, "
-        f"which differ by up to {most:.2g}; that of the beginning is written. save keeps both"
-    )
 
 
 def _numbers(result: Mapping[str, Any]) -> dict[str, Any]:

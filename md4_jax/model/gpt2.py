@@ -41,6 +41,7 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
         told.pop("vocab_size", None)
     found = of_masks(told, tensors, network, from_gpt2, tables, places)
     found = found._replace(told_of=told_of, renamed=renamed, buffers=BUFFERS, transposed=True)
+    found = found._replace(head=HEAD if tables[1] == HEAD else "")
     if prefix != DIFFUSION:
         return from_the_left(found, told, tensors)
     network["shifted"] = bool(told.get("right_shift_logits", True))

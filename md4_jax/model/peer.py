@@ -36,6 +36,7 @@ class Peer(NamedTuple):
     eot        entry of `tokenizer` that ends a text
     grows      those of `tables` that get a row for a new mask; (): all of them
     most       largest row with a meaning that is not an entry of the tokenizer
+    head       name of the array of a head that is not tied; "": unknown
     """
 
     kind: str
@@ -57,6 +58,7 @@ class Peer(NamedTuple):
     eot: str = END_OF_TEXT
     grows: tuple[str, ...] = ()
     most: int = 0
+    head: str = ""
 
 
 def of_masks(
@@ -82,7 +84,7 @@ def of_masks(
         str(told.get("model_type", "")).lower(),
         min(longest, told.get("max_position_embeddings", longest)),
         rows - 1, sections, convert,
-        tables=tuple(name for name in tables if name in tensors),
+        tables=tuple(name for name in tables if name in tensors), head=tables[1],
         mask=told.get("mask_token_id", UNKNOWN), ends=first(told.get("eos_token_id")),
     )  # fmt: skip
 
