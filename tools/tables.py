@@ -223,7 +223,7 @@ def _entropy_rows(settings: Settings) -> list[Row]:
 
 def _chain_keys(family: str) -> str:
     """Returns the keys of a family for sequences of twelve symbols with vocabulary size four."""
-    if family == "block":
+    if family in ("block", "e2d2"):
         return "objective.block=4"
     if family == "eso":
         return "network.local_width=0"

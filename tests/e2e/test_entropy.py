@@ -66,7 +66,7 @@ def experiment_of(family: str):
     )
     config["data"]["length"] = LENGTH
     config["network"].update(size=32, depth=2, heads=2, hidden=64)
-    if "block" in family:
+    if "block" in family or family == "e2d2":
         config["objective"]["block"] = 4
         config["network"]["local_width"] = 0
     elif family != "eso":

@@ -68,7 +68,7 @@ def evaluations(workdir) -> int:
 ALIKE = (
     "md4", "radd_t_dce", "sedd_absorb", "d3pm_absorb", "d3pm_uniform", "d3pm_gauss", "udlm",
     "tauldr_uniform", "sedd_uniform", "uniform_ce", "duo", "radd_lambda_dce", "any_order", "ar",
-    "genmd4", "gidd", "block",
+    "genmd4", "gidd", "block", "e2d2",
 )  # fmt: skip
 EVERY = [
     pytest.param(family, marks=pytest.mark.campaign if family in ALIKE else [])
