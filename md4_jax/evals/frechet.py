@@ -63,7 +63,7 @@ class FrechetDistance(OnSplit):
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns distance, precision, recall, and distances to the nearest training images."""
-        domain, corpus = experiment.domain, context.corpus(self.data)
+        corpus = context.corpus(self.data)
         rows, labels = spread(corpus, self.split, self.num)
         if len(rows) < 2:
             raise UserError(

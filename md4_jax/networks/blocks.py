@@ -80,7 +80,7 @@ class LeftToRight(KVCache):
     ) -> tuple[Array, tuple[Array, Array]]:
         """Attends from each token of a block to the cache, to itself and to earlier ones."""
         del segments
-        return attend_cached(query, own, self, kernel=kernel, turns=turns, causal=True), own
+        return attend_cached(query, own, self, kernel=kernel, turns=turns, step=1), own
 
 
 class Surroundings(NamedTuple):
@@ -142,13 +142,14 @@ def attend_cached(
     *,
     kernel: str = "plain",
     turns: Turns = TURNS,
-    causal: bool = False,
+    step: int = 0,
 ) -> Array:
     """Attends from a block of queries [B, P, H, Dh] to the tokens of the cache and to itself.
 
     Position 0 is that of the oldest token of a full cache, so that positions stay below W + P.
     kernel: rounded as in `attend`; all others compute the formula without rounding.
-    causal: within its own block a query sees only itself and the tokens on its left.
+    step: the queries are several blocks of this size, and each sees its own and earlier ones; with
+    1 it sees only itself and the tokens on its left. 0: they are one block.
     """
     keys, values = (
         jnp.concatenate(x, axis=1) for x in zip((cache.keys, cache.values), own, strict=True)
@@ -158,7 +159,8 @@ def attend_cached(
     # Distance of the token in each slot from the first token of the block.
     age = 1 + (cache.count - 1 - slot) % window
     places = jnp.concatenate([window - age, window + jnp.arange(length)])[None]
-    among = np.tri(length if causal else 1, length, 0 if causal else length, bool)
+    of = np.arange(length) // (step or length)
+    among = of[:, None] >= of if step else np.ones((1, length), bool)
     known = jnp.broadcast_to(age <= cache.count, (len(among), window))
     seen = jnp.concatenate([known, among], axis=1)[None, None]
     if cache.begin is not None:

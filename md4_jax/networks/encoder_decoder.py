@@ -121,8 +121,13 @@ class EncoderDecoderBinding(Binding):
         def read_block(clean: Array, t: Array, cache: KVCache) -> tuple[None, KVCache]:
             return None, self.module.apply(variables, clean, cache, method="read")
 
+        def read_blocks(clean: Array, cache: KVCache, block: int) -> KVCache:
+            return self.module.apply(variables, clean, cache, block, method="read")
+
         blocks = super()._blocks(variables, told)
-        return blocks._replace(empty_cache=empty_cache, read_block=read_block, around=None)
+        return blocks._replace(
+            empty_cache=empty_cache, read_block=read_block, read_blocks=read_blocks, around=None
+        )
 
 
 def _flops(params: Params, length: int, block: int = 0, *, options: EncoderDecoder) -> float:

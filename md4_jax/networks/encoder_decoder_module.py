@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.blocks import KVCache, attend_blocks
+from md4_jax.networks.blocks import KVCache, attend_blocks, attend_cached
 from md4_jax.networks.depth import REMAT, bound, stack
 from md4_jax.networks.dropout import layer_keys
 from md4_jax.networks.keys import for_queries
@@ -50,6 +50,35 @@ class WholeText(NamedTuple):
             block=self.block, segments=segments, kernel=kernel,
         )  # fmt: skip
         return mixed, own
+
+
+class SeveralBlocks(NamedTuple):
+    """A ring buffer for several blocks at once, each of which sees itself and earlier ones.
+
+    The text so far, with these blocks, is not longer than the buffer.
+    """
+
+    cache: KVCache
+    block: int
+
+    @property
+    def first(self) -> Array:
+        """Position in its text of the next token to be read, [] or [B, 1]."""
+        return self.cache.first
+
+    def attend(
+        self,
+        query: Array,
+        own: tuple[Array, Array],
+        segments: Array | None,
+        *,
+        kernel: str,
+        turns: Turns,
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """Attends from each block to the cache, to itself and to earlier blocks."""
+        del segments
+        step = self.block
+        return attend_cached(query, own, self.cache, kernel=kernel, turns=turns, step=step), own
 
 
 class KeysAlone:
@@ -149,13 +178,18 @@ class EncoderDecoderModule(TransformerModule):
         h_BxPxD, _ = self._through(self._decoder(), step, x_BxPxD, self._of_decoder(made))
         return self._headed(h_BxPxD, None), self.read(z_BxP, cache)
 
-    def read(self, clean_BxP: Array, cache: KVCache) -> KVCache:
-        """Encodes a block of clean tokens and returns the cache to which it is added."""
+    def read(self, clean_BxP: Array, cache: KVCache, block: int = 0) -> KVCache:
+        """Encodes clean tokens and returns the cache to which they are added.
+
+        block: the tokens are several blocks of this size; 0: they are one
+        """
         o = self.options
         before = {"keys": cache.keys[: o.depth], "values": cache.values[: o.depth]}
 
         def encode(layer: Any, x: Array, part: dict[str, Array]) -> tuple[Array, Any]:
-            return bound(o, 0, layer)(x, None, None, cache=cache._replace(**part))
+            own = cache._replace(**part)
+            own = SeveralBlocks(own, block) if block else own
+            return bound(o, 0, layer)(x, None, None, cache=own)
 
         def project(layer: Any, x: Array, part: None) -> tuple[Array, Any]:
             return x, bound(o, 0, layer)(x, None, None, cache=KeysAlone())[1]

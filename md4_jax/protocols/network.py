@@ -70,6 +70,8 @@ class Blockwise(NamedTuple):
                   already has them, and whether there is a token before it
     read_block    append_block for a block of clean tokens, if these see less than noisy ones; h may
                   be None
+    read_blocks   (clean [B, G P], cache, P) -> cache with G blocks of P clean tokens, in one pass;
+                  the cache holds the whole text so far. None: they are read one by one
     reading       (clean [B, L], t [B]) -> h [B, L, D] that predict the next token at each position,
                   for a network that reads clean tokens from left to right
     beginning     (cache, first [B]) -> the empty cache of texts that begin at these positions;
@@ -83,6 +85,7 @@ class Blockwise(NamedTuple):
     around: Callable[..., tuple[Array, Any]] | None = None
     following: Callable[[Any], tuple[Array, Array]] | None = None
     read_block: Callable[[Array, Array, Any], tuple[Array, Any]] | None = None
+    read_blocks: Callable[[Array, Any, int], Any] | None = None
     reading: Callable[[Array, Array], Array] | None = None
     beginning: Callable[[Any, Array], Any] | None = None
     takes_begin: bool = False

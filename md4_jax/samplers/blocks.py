@@ -14,6 +14,7 @@ from md4_jax.samplers.alignment import after_prompts, moved_back
 from md4_jax.samplers.block_paths import parts_of, unreached, with_path
 from md4_jax.samplers.chain import Chain, SamplerStep
 from md4_jax.samplers.draw import probability
+from md4_jax.samplers.given_blocks import read_prompt
 from md4_jax.samplers.guidance import with_clean_prompt
 from md4_jax.samplers.loop import Course, Frames, continued, put_prompt, start
 from md4_jax.samplers.paths import Parts
@@ -126,6 +127,8 @@ class Blocks:
             frames = with_path(frames, path, text.b, text.ended[:trace, None])
             return self.closed(denoiser, process, text, chain), frames
 
+        if self.cached and not (trace or self.dual_cache or self.stop.min_entropy):
+            text = read_prompt(denoiser.blocks, text, prompt, block=self.block, window=self.window)
         frames = unreached(jax.eval_shape(draw, text)[2], prompt, unseen)
         count = prompt.tokens.shape[1] // self.block
         text, frames = jax.lax.while_loop(

@@ -24,6 +24,7 @@ from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Denoiser, Prompt, UserError, batch_of
 from md4_jax.runtime.commit import PACKAGE_ROOT
+from md4_jax.samplers import given_blocks
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.blocks import Blocks
 from md4_jax.samplers.grids import uniform
@@ -263,10 +264,10 @@ def way_key(way: dict) -> tuple:
 
 
 @functools.cache
-def samples(way: tuple, cached: bool) -> np.ndarray:
+def samples(way: tuple, cached: bool, prompted: int = 5) -> np.ndarray:
     network, params = built(EncoderDecoder, depth=3, **dict(way))
     given = np.zeros((ROWS, LENGTH), bool)
-    given[:, :5] = True
+    given[:, :prompted] = True
     sampler = Blocks(BLOCK, 8, cached=cached)  # a window of two blocks
 
     @jax.jit
@@ -279,6 +280,34 @@ def samples(way: tuple, cached: bool) -> np.ndarray:
     found = np.asarray(run(params))
     assert (found[given] == CLEAN[given]).all() and (found < 5).all()
     return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.cases(2)
+@pytest.mark.parametrize(
+    ("given", "window", "read"),
+    [((12, 12), 12, 6), ((9, 12), 12, 4), ((12, 3), 12, 0), ((12, 12), 6, 2), ((12, 12), 2, 0)],
+)
+def test_a_prompt_is_read_in_few_passes(given, window, read, way, monkeypatch):
+    """Two blocks of two tokens in a pass, as far as all texts have them: the cache of one by one."""
+    monkeypatch.setattr(given_blocks, "AT_ONCE", 4)
+    denoiser, zeros = made(**options_of(way)), jnp.zeros(ROWS)
+    mask = np.arange(LENGTH) < np.array(given)[:, None]
+    prompt, sampler = Prompt(jnp.asarray(CLEAN), mask), Blocks(2, window)
+    text = sampler.begun(denoiser, Masking(5), prompt, None)
+    found = given_blocks.read_prompt(denoiser.blocks, text, prompt, block=2, window=window)
+    cache = text.cache
+    for begin in range(0, 2 * read, 2):
+        cache = denoiser.blocks.read(jnp.asarray(CLEAN)[:, begin : begin + 2], zeros, cache)
+    assert int(found.b) == read and int(found.cache.count) == 2 * read
+    for one, other in zip(found.cache[:2], cache[:2], strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_prompts_read_in_few_passes_give_the_same_samples(monkeypatch):
+    found = samples(way_key(WAYS[0]), True, 9)
+    monkeypatch.setattr(given_blocks, "AT_ONCE", 0)
+    np.testing.assert_array_equal(samples.__wrapped__(way_key(WAYS[0]), True, 9), found)
 
 
 def test_equal_weights_are_the_mean_over_numbers_of_masks():
