@@ -84,14 +84,13 @@ def main() -> None:
     streams.silence_libraries()
     streams.outlive()
     heap.reuse()
-    failed = None
     try:
-        code = run(sys.argv[1:])
+        failed, code = None, run(sys.argv[1:])
     except UserError as error:
         failed, code = error, streams.print_user_error(error)
     except KeyboardInterrupt:  # the training loop handles its own
         print("interrupted: repeat the command to continue", file=sys.stderr)
-        code = 130
+        failed, code = None, 130
     except Exception as error:
         failed, code = error, distributed.fault(error)
     distributed.leave(code, failed)
