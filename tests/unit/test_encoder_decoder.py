@@ -289,7 +289,7 @@ def samples(way: tuple, cached: bool, prompted: int = 5) -> np.ndarray:
     [((12, 12), 12, 6), ((9, 12), 12, 4), ((12, 3), 12, 0), ((12, 12), 6, 2), ((12, 12), 2, 0)],
 )
 def test_a_prompt_is_read_in_few_passes(given, window, read, way, monkeypatch):
-    """Two blocks of two tokens in a pass, as far as all texts have them: the cache of one by one."""
+    """Two blocks of two tokens in a pass, where all texts have them: the cache of one by one."""
     monkeypatch.setattr(given_blocks, "AT_ONCE", 4)
     denoiser, zeros = made(**options_of(way)), jnp.zeros(ROWS)
     mask = np.arange(LENGTH) < np.array(given)[:, None]
