@@ -192,4 +192,5 @@ def ordered_functions(o: Any, module: Any, variables: Any, told: dict[str, Array
         none = cache.place[:, :0]
         return h, after._replace(place=none, rank=none, keep=none > 0, segments=None)
 
-    return Ordered(features, predictions, empty_cache, append)
+    padding = None if segments is None else segments < 0
+    return Ordered(features, predictions, empty_cache, append, padding)

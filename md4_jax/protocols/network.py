@@ -125,12 +125,14 @@ class Ordered(NamedTuple):
     append       (z [B, P], t, place [B, P], rank [B, P], keep [B, P], cache) -> (h [B, P, D],
                  cache): symbols at these positions see the cache, themselves and preceding ones
                  of z. The symbols to keep are then added to the cache
+    padding      bool [B, L], positions that only padding sees; None: there are none
     """
 
     features: Callable[[Array, Array, Array, Array | None], Array]
     predictions: Callable[[Array, Array, Array, Array], Array]
     empty_cache: Callable[[int, int], Any] | None
     append: Callable[..., tuple[Array, Any]] | None
+    padding: Array | None = None
 
     def told(self, signal: Callable[[Array], Array]) -> "Ordered":
         """Returns the same functions, in which the network gets signal(t) in place of t."""

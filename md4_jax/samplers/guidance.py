@@ -222,6 +222,7 @@ def _ordered(told: Ordered, free: Ordered) -> Ordered:
         _side_by_side(told.predictions, free.predictions),
         lambda rows, length: (told.empty_cache(rows, length), free.empty_cache(rows, length)),
         append,
+        told.padding,
     )
 
 

@@ -200,6 +200,8 @@ class Streaming:
         if memory is None:
             return whole(None)
         far = jnp.logical_not(window.masks) & (everywhere >= memory.count[:, None] + 2 * self.width)
+        if denoiser.ordered.padding is not None:
+            far &= jnp.logical_not(denoiser.ordered.padding)
         far = jnp.any(far, axis=1) | (window.first - memory.count > self.width)
         return jax.lax.cond(jnp.any(far & jnp.any(window.masks, axis=1)), whole, part, memory)
 

@@ -15,6 +15,8 @@ import md4_jax
 from md4_jax.evals.samples import drawn_samples
 from md4_jax.objectives.eso import EsoOrders
 from md4_jax.protocols import Prompt, UserError, batch_of
+from md4_jax.samplers import loop
+from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.streaming import Streaming
 
 CLOSE, SYMBOLS, MASK = 3e-5, 123, 121
@@ -126,6 +128,37 @@ def test_given_tokens_may_follow_masks(model, logits):
         expected, passes = slowly(logits, text, **options)
         for each in found:
             assert each.tokens[row].tolist() == expected and each.evaluations[row] == passes
+
+
+def test_padding_behind_the_text_leaves_the_cache_in_use(model):
+    """The padding of a chat is hidden, so that no evaluation reads the whole text."""
+    passes = {"whole": 0}
+    told = {"segments": jnp.where(jnp.arange(32) < 20, 0, -1)[None]}
+    tokens = jnp.where(jnp.arange(32) < 4, 7, 0)[None]
+
+    def counted(denoiser):
+        def features(*arguments):
+            jax.debug.callback(lambda: passes.update(whole=passes["whole"] + 1))
+            return denoiser.ordered.features(*arguments)
+
+        return denoiser._replace(ordered=denoiser.ordered._replace(features=features))
+
+    def texts(cached: bool):
+        step = Streaming(width=4, limit=0.0, cached=cached)
+        given = Prompt(tokens, (jnp.arange(32) < 4)[None] | (jnp.arange(32) >= 20)[None])
+        bound = counted(model.experiment.network.bind(model.params["network"], told))
+        run = jax.jit(lambda keys: loop.sample(
+            bound, model.experiment.process, step, grid=uniform(2), keys=keys, prompt=given
+        )[0].z)  # fmt: skip
+        found = np.asarray(run(exact.keys_for(1, 1)))
+        jax.effects_barrier()
+        return found
+
+    without = texts(False)
+    assert passes["whole"] == 16
+    passes["whole"] = 0
+    np.testing.assert_array_equal(texts(True), without)
+    assert passes["whole"] == 0
 
 
 def test_its_likelihood_is_that_of_one_token_after_another(model, logits):
