@@ -73,7 +73,7 @@ def test_features_and_gradients_are_those_of_all_positions(options, count):
     (h, gradient), (expected, its_gradient) = both(options, marked(count))
     np.testing.assert_allclose(h, expected, rtol=1e-5, atol=1e-5)
     for found, other in zip(*map(jax.tree.leaves, (gradient, its_gradient)), strict=True):
-        np.testing.assert_allclose(found, other, rtol=1e-4, atol=1e-5 * (1 + np.abs(other).max()))
+        np.testing.assert_allclose(found, other, rtol=1e-4, atol=3e-5 * (1 + np.abs(other).max()))
 
 
 def test_the_last_block_computes_its_products_at_17_of_32_positions():

@@ -29,7 +29,7 @@ def lowered(monkeypatch, segments=None, block=0, **options) -> tuple[list[str], 
             return jnp.sum(denoiser.unembed(h))
         return jnp.sum(denoiser(z, jnp.zeros(2)))
 
-    shapes = jax.eval_shape(network.init, jax.random.key(0))
+    shapes = jax.eval_shape(lambda: network.init(jax.random.key(0)))
     traced = jax.jit(jax.grad(loss)).trace(shapes)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     return re.findall(r"@(__cudnn\S*?)\(", text), text

@@ -34,7 +34,10 @@ def test_corrupt_keeps_shape_and_states_and_rows_apart(make):
 def test_a_process_is_a_pytree_that_jit_takes(make):
     process = make(8).init()
     leaves, structure = jax.tree.flatten(process)
-    assert jax.tree.unflatten(structure, leaves) == process
+    again = jax.tree.unflatten(structure, leaves)
+    assert jax.tree.structure(again) == structure and type(again) is type(process)
+    for one, other in zip(jax.tree.leaves(again), leaves, strict=True):
+        np.testing.assert_array_equal(one, other)
     assert jax.jit(lambda p: p.prior(exact.keys_for(0, 1), 2))(process).shape == (1, 2)
 
 
