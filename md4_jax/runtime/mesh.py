@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from md4_jax.options import MeshOptions
 from md4_jax.protocols import UserError
@@ -39,7 +39,8 @@ def make_mesh(options: MeshOptions, devices: list | None = None) -> Mesh:
             "it must use them all"
         )
     shape = (data, options.fsdp, options.context, options.tensor)
-    return Mesh(_arranged(devices[:needed], shape), AXES)
+    # The compiler splits arrays, which newer versions of JAX no longer do by default everywhere.
+    return Mesh(_arranged(devices[:needed], shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def _arranged(devices: list, shape: tuple[int, ...]) -> np.ndarray:

@@ -13,6 +13,7 @@ from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import AXES
 
+AUTO = (jax.sharding.AxisType.Auto,) * len(AXES)
 SIZES = dict(vocab_size=5, size=32, depth=1, heads=2, hidden=32, dtype="bfloat16")
 
 
@@ -49,12 +50,12 @@ def test_segments_are_a_mask_of_it(monkeypatch):
 
 def test_a_part_of_the_queries_asks_all_keys(monkeypatch):
     """Four devices share 64 positions, two the heads; a causal mask is then a matrix."""
-    with jax.sharding.use_abstract_mesh(AbstractMesh((1, 1, 4, 2), AXES)):
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1, 1, 4, 2), AXES, axis_types=AUTO)):
         plain, text = lowered(monkeypatch)
         causal, _ = lowered(monkeypatch, causal=True)
     assert plain == ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
     assert causal == ["__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"]
-    with jax.sharding.use_abstract_mesh(AbstractMesh((1, 1, 64, 1), AXES)):
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1, 1, 64, 1), AXES, axis_types=AUTO)):
         odd, _ = lowered(monkeypatch, causal=True)  # a query for each device
     assert odd == []
     arrays = "(tensor<2x16x1x16xbf16>, tensor<2x64x1x16xbf16>, tensor<2x64x1x16xbf16>)"
