@@ -4,8 +4,28 @@ import jax
 
 from md4_jax.evals.suite import Suite, told_of
 from md4_jax.runtime.errors import cause
+from md4_jax.training.notices import Interrupted, Signals
 from md4_jax.training.saver import Saver
 from md4_jax.training.step import TrainState
+
+
+def interrupted(
+    saver: Saver, signals: Signals, suite: Suite, state: TrainState, step: int, best: str = ""
+) -> bool:
+    """Runs the evaluators that are due; returns whether a signal ended them, then with a save.
+
+    best: name of the evaluator that determines the best checkpoint; "": none is saved
+    """
+    try:
+        with signals.interrupting():
+            evaluated = evaluate_if_due(saver, suite, state, step)
+    except Interrupted:
+        if step not in saver.checkpoints.steps():
+            saver.save(step, state)
+        return True
+    if best in evaluated:
+        saver.save_if_best(step, state)
+    return False
 
 
 def evaluate_if_due(saver: Saver, suite: Suite, state: TrainState, step: int) -> list[str]:

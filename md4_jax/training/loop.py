@@ -19,7 +19,7 @@ from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import max_over_processes, shardings_of, to_global
 from md4_jax.training import back, base, counting, report
 from md4_jax.training.checkpoint import Checkpoints
-from md4_jax.training.evaluating import evaluate_if_due
+from md4_jax.training.evaluating import interrupted
 from md4_jax.training.keeping import figure_of
 from md4_jax.training.log import LogSettings, TrainLog
 from md4_jax.training.microbatches import resolved
@@ -131,7 +131,7 @@ def _steps(
     try:
         last = step >= steps or (one_budget and 0 < budget <= notices.elapsed)
         # In case the run was killed between a save and its evaluation.
-        evaluate_if_due(saver, suite, state, step)
+        last |= interrupted(saver, run.signals, suite, state, step)
         while not last:
             with run.profile.step(step + 1):
                 batch = to_global(drawn(state, step, next(run.data)), experiment.mesh)
@@ -150,9 +150,8 @@ def _steps(
             if last or notice.save or failed or experiment.checkpoint.is_due(step):
                 saver.save(step, state)
             if notice.stop <= BUDGET:
-                evaluated = evaluate_if_due(saver, suite, state, step)
-                if experiment.checkpoint.best in evaluated:
-                    saver.save_if_best(step, state)
+                best = experiment.checkpoint.best
+                last |= interrupted(saver, run.signals, suite, state, step, best)
         saver.finish(step, state)
     except UserError as error:
         raise UserError(f"stopped after step {step}: {error}") from error

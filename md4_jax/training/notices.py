@@ -1,9 +1,11 @@
 """External reasons to stop or to save: signals and the clock."""
 
+import contextlib
 import math
 import os
 import signal
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -18,8 +20,14 @@ PAUSE = 1.0
 TICKS = 16
 
 
+class Interrupted(BaseException):
+    """Ends an evaluation because of a signal; no error, so that nothing else handles it."""
+
+
 class Signals:
     """Records SIGTERM and Ctrl-C, to stop after the current step, and SIGHUP, to save.
+
+    With one process, SIGTERM and Ctrl-C also end an evaluation, see `interrupting`.
 
     SIGHUP means that the terminal is gone, which is a reason to save but not to stop. If it was
     ignored before, as under nohup, it remains ignored.
@@ -28,6 +36,7 @@ class Signals:
     def __init__(self):
         self.number: int | None = None
         self.hung_up = False
+        self._interrupts = False
         self._before = {n: signal.signal(n, self._note) for n in (signal.SIGTERM, signal.SIGINT)}
         if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
             self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._hang_up)
@@ -43,12 +52,31 @@ class Signals:
             signal.raise_signal(number)
         self.number = number
         # The step may take long, and the first one is compiled. print is not signal-safe.
-        name = signal.Signals(number).name
+        name, when = signal.Signals(number).name, "after this step"
+        if self._interrupts:
+            when = "without the results of this evaluation, which is made again when it is resumed"
         said = (
-            f"{name}: the run saves and stops after this step. A second signal stops it at once, "
-            "without saving"
+            f"{name}: the run saves and stops {when}. A second signal stops it at once, without "
+            "saving"
         )
         os.write(2, f"\n{said}\n".encode())
+        if self._interrupts:
+            self._interrupts = False
+            raise Interrupted
+
+    @contextlib.contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Raises Interrupted within the block as soon as there is a signal that stops the run.
+
+        With several processes it has no effect: the others would wait for this one.
+        """
+        self._interrupts = jax.process_count() == 1
+        try:
+            if self._interrupts and self.number is not None:
+                raise Interrupted
+            yield
+        finally:
+            self._interrupts = False
 
     def release(self) -> None:
         for number, handler in self._before.items():

@@ -5,6 +5,8 @@ driver.py runs ARGUMENTS [-- ARGUMENTS ...]
 driver.py kill-in-evaluation STEP ARGUMENTS
 driver.py kill-in-save STEP ARGUMENTS
     SIGKILL in the middle of the evaluation or of the save of that step
+driver.py signal-in-evaluation STEP ARGUMENTS
+    SIGTERM in the evaluation of that step, which then takes a minute
 driver.py wait-in-evaluation STEP ARGUMENTS
     the final evaluation, of that step, takes a minute
 """
@@ -22,6 +24,7 @@ import jax
 
 from md4_jax import main
 from md4_jax.evals.likelihood import Estimator
+from md4_jax.evals.suite import Suite
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.log import TrainLog
 
@@ -82,6 +85,18 @@ def kill_in_save(fatal: int) -> None:
     Checkpoints.save = watched
 
 
+def signal_in_evaluation(fatal: int) -> None:
+    run = Suite.run
+
+    def signalled(self, names, params, step, *others):
+        if step == fatal:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        return run(self, names, params, step, *others)
+
+    Suite.run = signalled
+
+
 def wait_in_evaluation(step: int) -> None:
     # Ignored by what a shell has started in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -98,6 +113,7 @@ def wait_in_evaluation(step: int) -> None:
 HINDRANCES = {
     "kill-in-evaluation": kill_in_evaluation,
     "kill-in-save": kill_in_save,
+    "signal-in-evaluation": signal_in_evaluation,
     "wait-in-evaluation": wait_in_evaluation,
 }
 

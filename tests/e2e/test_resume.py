@@ -147,6 +147,21 @@ def test_interrupted_in_the_final_evaluation(tiny, tmp_path, start, program, ref
     same_run(tmp_path / "run", reference)
 
 
+def test_a_signal_ends_an_evaluation(tiny, tmp_path, start, program, reference, same_run, rows):
+    """No further step is taken, and the run that is resumed begins with this evaluation."""
+    workdir = tmp_path / "run"
+    arguments = ("--config", tiny, "--workdir", workdir)
+    process = start(tiny.with_name("driver.py"), "signal-in-evaluation", 20, *arguments)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 143 and "without the results of this evaluation" in err, err
+    assert "SIGTERM: step 20 is saved in " in out and "Traceback" not in err
+    assert saved(workdir)[-1] == 20
+    evaluated = [r["step"] for r in rows(workdir) if "validation/nats_per_token" in r]
+    assert evaluated == [10]
+    assert program(*arguments).code == 0
+    same_run(workdir, reference)
+
+
 @pytest.mark.parametrize("step", [20, 30])
 @pytest.mark.campaign
 def test_killed_in_an_evaluation(step, tiny, tmp_path, start, program, reference, same_run):

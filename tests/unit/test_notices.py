@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from md4_jax.training import notices
-from md4_jax.training.notices import BUDGET, Notice, Notices, Signals
+from md4_jax.training.notices import BUDGET, Interrupted, Notice, Notices, Signals
 
 
 class Clock:
@@ -192,3 +192,21 @@ def test_a_hang_up_that_is_ignored_stays_so():
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_ends_an_evaluation_of_one_process(monkeypatch):
+    signals = Signals()
+    try:
+        with pytest.raises(Interrupted), signals.interrupting():
+            signal.raise_signal(signal.SIGTERM)
+            pytest.fail("the evaluation goes on")
+        assert signals.number == signal.SIGTERM
+        with pytest.raises(Interrupted), signals.interrupting():
+            pytest.fail("an evaluation begins")
+        monkeypatch.setattr(notices.jax, "process_count", lambda: 2)
+        ended = False
+        with signals.interrupting():
+            ended = True
+        assert ended
+    finally:
+        signals.release()
