@@ -20,8 +20,7 @@ def interrupted(
         with signals.interrupting():
             evaluated = evaluate_if_due(saver, suite, state, step)
     except Interrupted:
-        if step not in saver.checkpoints.steps():
-            saver.save(step, state)
+        _saved(saver, step, state)
         return True
     if best in evaluated:
         saver.save_if_best(step, state)
@@ -54,11 +53,16 @@ def evaluate_if_due(saver: Saver, suite: Suite, state: TrainState, step: int) ->
             done.append(name)
     except Exception as error:
         if cause(error) is None and jax.process_count() == 1:
-            if step not in saver.checkpoints.steps():
-                saver.save(step, state)
+            _saved(saver, step, state)
             saver.finish(step, state)
             error.add_note(
                 f"step {step} is saved. --config.evals.NAME.every=0 resumes without an evaluator"
             )
         raise
     return done
+
+
+def _saved(saver: Saver, step: int, state: TrainState) -> None:
+    """Saves the step, unless there is a checkpoint of it."""
+    if step not in saver.checkpoints.steps():
+        saver.save(step, state)
