@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 from tiny_networks import OF_TOKENS, SIZES, SIZES_OF, T, Z, built, logits, perturbed
 
@@ -575,8 +575,8 @@ def test_split_parameters_of_blocks_are_gathered_in_a_loop(axis, loops):
     network = Transformer(**(SIZES | dict(depth=3))).build("gpu")
     sides = tuple(2 if name == axis else 1 for name in AXES)
     features = lambda params: network.bind(params).features(Z[:2], T[:2])  # noqa: E731
-    with jax.sharding.use_abstract_mesh(AbstractMesh(sides, AXES)):
-        shapes = jax.eval_shape(network.init, jax.random.key(0))
+    shapes, automatic = jax.eval_shape(network.init, jax.random.key(0)), (AxisType.Auto,) * 4
+    with jax.sharding.use_abstract_mesh(AbstractMesh(sides, AXES, axis_types=automatic)):
         text = str(jax.make_jaxpr(features)(shapes))
     assert ("length=3" in text and "unroll=1" in text) == loops
     assert ("unroll=3" in text) != loops

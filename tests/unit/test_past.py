@@ -114,8 +114,8 @@ class Own:
     """A step of another class that says what it is able to do."""
 
     needs, level, transform = LeftToRight.needs, None, LeftToRight().transform
-    __call__, filled_in, is_cached = (
-        getattr(LeftToRight, name) for name in ("__call__", "filled_in", "is_cached")
+    __call__, filled_in, is_cached, inputs = (
+        getattr(LeftToRight, name) for name in ("__call__", "filled_in", "is_cached", "inputs")
     )
     positions_read = LeftToRight.positions_read
 
