@@ -41,19 +41,19 @@ def check_sizes(
 
     before: section of the model in `folder`
 
-    Adapters may be added. Keys in FREE may change the names of parameters: loading allows for that.
+    A network of another name, such as an encoder-decoder from a Qwen3, is left to the conversion of
+    the arrays. Adapters may be added. Keys in FREE may change the names of parameters: loading
+    allows for that.
     """
     free = {key: after[key] for key in (*FREE, *ADAPTERS) if key in after}
     before = {**before, **free}
-    if before == after:
+    if before == after or before["name"] != after["name"]:
         return
-    own, its = {"name": after["name"]}, {"name": before["name"]}
     changed = {key for key in after.keys() | before.keys() if after.get(key) != before.get(key)}
-    if own == its:
-        options = [_built(section, domain) for section in (after, before)]
-        if _shapes(options[0]) == _shapes(options[1]):
-            return
-        own, its = map(computed, options)
+    options = [_built(section, domain) for section in (after, before)]
+    if _shapes(options[0]) == _shapes(options[1]):
+        return
+    own, its = map(computed, options)
     keys = [key for key in sorted(own) if key in changed and own[key] != its.get(key)]
     said = "; ".join(
         f"network.{key}={own[key]!r}, but the model has {its.get(key)!r}" for key in keys

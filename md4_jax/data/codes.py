@@ -53,10 +53,12 @@ class CodeDomain:
         return codes.reshape(*images.shape[:-3], math.prod(self.shape))
 
     def decode(self, row: Sequence[int] | Array) -> np.ndarray:
-        """Returns images uint8 [..., H, W, C] of codes [..., L]."""
-        row = np.asarray(row)
-        images = self._of_run.decode(row.reshape(-1, *self.shape[:2]))
-        return images.reshape(*row.shape[:-1], *images.shape[1:])
+        """Returns the image uint8 [H, W, C] of codes [L]."""
+        return self.decode_rows(np.asarray(row)[None])[0]
+
+    def decode_rows(self, rows: Array) -> np.ndarray:
+        """Returns the images uint8 [N, H, W, C] of codes [N, L]."""
+        return self._of_run.decode(np.asarray(rows).reshape(-1, *self.shape[:2]))
 
     def to_json(self) -> str:
         """Returns the JSON object of the domain; the autoencoder is stored by `keep`."""

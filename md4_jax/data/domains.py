@@ -29,7 +29,8 @@ class Domain(Protocol):
     The symbols of an example, in row-major order, are a sequence of L = prod(shape) symbols.
     Objectives, processes and samplers work on sequences [B, L] and do not know the shape.
     A domain also has `from_json(fields, load)`, a class method; see `domain_from_json`. Domains of
-    images, of shape (rows, columns, channels), have `picture`, the shape (H, W, C) of the images.
+    images, of shape (rows, columns, channels), may have `picture`, the shape (H, W, C) of the
+    images if it is another one, and `decode_rows`, which decodes many rows at once.
     A domain may have files of its own: `keep(directory)` writes them, and `beside(directory)`
     returns the domain with those of a directory.
     """

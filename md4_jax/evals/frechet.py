@@ -16,7 +16,7 @@ from md4_jax.evals.features import RandomFeatures
 from md4_jax.evals.samples import drawn_samples
 from md4_jax.experiment import Experiment
 from md4_jax.generate import writers
-from md4_jax.generate.pictures import has_pictures
+from md4_jax.generate.pictures import decoded, has_pictures
 from md4_jax.protocols import Array, Params, Prompt, UserError
 
 AT_ONCE = 1000  # images read at once
@@ -80,20 +80,24 @@ class FrechetDistance(OnSplit):
         if jax.process_index() != 0:
             return {}
         with first_alone():
-            return self._of(drawn.tokens, rows, corpus, context)
+            real = functools.partial(pictures, experiment.domain, corpus, self.split, rows)
+            return self._of(drawn.tokens, real, len(rows), experiment.domain, context)
 
     def _of(
-        self, tokens: np.ndarray, rows: np.ndarray, corpus: Corpus, context: Context
+        self,
+        tokens: np.ndarray,
+        images: Callable[[], np.ndarray],
+        count: int,
+        domain: Any,
+        context: Context,
     ) -> dict[str, Any]:
-        """Compares samples with images; prints and returns the numbers."""
-        domain = corpus.domain
-        samples = domain.decode(tokens)
-        real = functools.partial(pictures, corpus, self.split, rows)
+        """Compares samples with `count` images; prints and returns the numbers."""
+        samples = decoded(domain, tokens)
         result = {
             "split": self.split,
             "samples": len(samples),
-            "images": len(rows),
-            **self._compared(samples, real, context),
+            "images": count,
+            **self._compared(samples, images, context),
         }
         if self.nearest:
             result |= self._nearest(tokens[: self.nearest], domain, context)
@@ -148,13 +152,13 @@ def evenly(corpus: Corpus, split: str, count: int) -> np.ndarray:
     return np.linspace(0, total, min(count, total), endpoint=False).astype(int)
 
 
-def pictures(corpus: Corpus, split: str, rows: np.ndarray) -> np.ndarray:
+def pictures(domain: Any, corpus: Corpus, split: str, rows: np.ndarray) -> np.ndarray:
     """Returns the images uint8 [N, H, W, C] of which rows are the symbols, as `spread` found them.
 
     Images of codes are read again, since an autoencoder changes them.
     """
     if not hasattr(corpus.source, "pictures"):
-        return corpus.domain.decode(rows)
+        return decoded(domain, rows)
     wanted, found, first = evenly(corpus, split, len(rows)), [], 0
     for piece in corpus.source.pictures(split):
         found.append(piece[wanted[(wanted >= first) & (wanted < first + len(piece))] - first])

@@ -34,10 +34,17 @@ def coloured(domain: Any, z: np.ndarray) -> np.ndarray:
     """
     z = np.asarray(z)
     unknown = (z < 0) | (z >= domain.vocab_size)
-    images = domain.decode(np.where(unknown, 0, z).reshape(-1, z.shape[-1]))
+    images = decoded(domain, np.where(unknown, 0, z).reshape(-1, z.shape[-1]))
     images = np.broadcast_to(images, (*images.shape[:-1], 3))
     blank = of_pixels(domain, unknown.reshape(-1, *domain.shape).any(axis=-1))
     return np.where(blank, np.uint8(BLANK), images).reshape(*z.shape[:-1], *images.shape[1:])
+
+
+def decoded(domain: Any, rows: np.ndarray) -> np.ndarray:
+    """Returns the images uint8 [N, H, W, C] of rows of symbols [N, L]."""
+    if hasattr(domain, "decode_rows"):
+        return domain.decode_rows(rows)
+    return np.stack([domain.decode(row) for row in rows])
 
 
 def of_pixels(domain: Any, places: np.ndarray) -> np.ndarray:

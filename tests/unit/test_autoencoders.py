@@ -139,7 +139,9 @@ def test_frechet_distances_are_to_the_original_images(tmp_path):
     images = np.concatenate(list(source.pictures("train")))
     rows, _ = frechet.spread(corpus, "train", 3)
     np.testing.assert_array_equal(rows, source.rows("train").tokens[[0, 2, 4]])
-    np.testing.assert_array_equal(frechet.pictures(corpus, "train", rows), images[[0, 2, 4]])
+    np.testing.assert_array_equal(
+        frechet.pictures(corpus.domain, corpus, "train", rows), images[[0, 2, 4]]
+    )
 
 
 def test_the_nearest_codes_are_those_of_which_the_fewest_differ():

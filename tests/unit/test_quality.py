@@ -14,6 +14,7 @@ from md4_jax.evals import frechet, inception, sets
 from md4_jax.evals.features import FEATURES, InceptionFeatures, RandomFeatures
 from md4_jax.evals.frechet import FrechetDistance, beside_nearest, spread
 from md4_jax.generate import pictures
+from md4_jax.generate.pictures import decoded
 from md4_jax.options import SampleOptions
 from md4_jax.protocols import UserError, batch_of
 
@@ -106,19 +107,19 @@ def test_random_features_order_real_noised_and_noisier_images():
     def noised(share: float) -> np.ndarray:
         return np.where(rng.random(other.shape) < share, rng.integers(0, 256, other.shape), other)
 
-    theirs = kind(DOMAIN.decode(real))
+    theirs = kind(decoded(DOMAIN, real))
     assert theirs.shape == (300, 96) and theirs.dtype == np.float32
     found = [
-        sets.frechet_distance(kind(DOMAIN.decode(x)), theirs)
+        sets.frechet_distance(kind(decoded(DOMAIN, x)), theirs)
         for x in (other, noised(0.02), noised(0.1), noised(0.5))
     ]
     assert found == sorted(found) and found[2] > 2 * found[0]
     precisions = [
-        sets.precision_recall(kind(DOMAIN.decode(x)), theirs)[0] for x in (other, noised(0.1))
+        sets.precision_recall(kind(decoded(DOMAIN, x)), theirs)[0] for x in (other, noised(0.1))
     ]
     assert precisions[0] > 0.8 > precisions[1]
     # Nothing is learned, so that another process finds the same features.
-    np.testing.assert_allclose(RandomFeatures(6)(DOMAIN.decode(real[:5])), theirs[:5], rtol=1e-5)
+    np.testing.assert_allclose(RandomFeatures(6)(decoded(DOMAIN, real[:5])), theirs[:5], rtol=1e-5)
 
 
 def test_images_of_any_size_and_channels_have_features():
@@ -130,7 +131,7 @@ class Images:
     """A corpus of images that counts what is read."""
 
     def __init__(self, rows: np.ndarray):
-        self.rows = rows
+        self.rows, self.source = rows, None
 
     def sizes(self, splits):
         return {split: types.SimpleNamespace(sequences=len(self.rows)) for split in splits}
@@ -236,8 +237,8 @@ def test_a_run_compares_samples_with_the_split_and_keeps_its_features(monkeypatc
     np.testing.assert_array_equal(asked["context"]["label"], images.rows[wanted, 0] % 3)
     assert (found["split"], found["samples"], found["images"]) == ("train", 300, 300)
     direct = sets.frechet_distance(
-        RandomFeatures()(DOMAIN.decode(blobs(300, 2))),
-        RandomFeatures()(DOMAIN.decode(images.rows[wanted])),
+        RandomFeatures()(decoded(DOMAIN, blobs(300, 2))),
+        RandomFeatures()(decoded(DOMAIN, images.rows[wanted])),
     )
     assert found["random_feature_distance"] == pytest.approx(direct, rel=1e-6)
     assert found["precision"] > 0.7 and found["recall"] > 0.7 and found["copies"] == 0
