@@ -30,7 +30,8 @@ class Paper:
 
 @pytest.mark.parametrize("trackers", ["tensorboard", "", "wandb,tensorboard"])
 def test_the_summary_names_tensorboard_only_where_it_has_events(trackers, tmp_path):
-    experiment = types.SimpleNamespace(log=types.SimpleNamespace(trackers=trackers))
+    log, domain = types.SimpleNamespace(trackers=trackers), types.SimpleNamespace(unit="token")
+    experiment = types.SimpleNamespace(log=log, domain=domain)
     said = report.summary(experiment, tmp_path, 3, {})
     assert ("TensorBoard" in said) == ("tensorboard" in trackers)
     assert "metrics.jsonl" in said

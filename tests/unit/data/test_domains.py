@@ -12,6 +12,7 @@ from pixels import Pixels
 
 from md4_jax.config import inputs
 from md4_jax.data import domains
+from md4_jax.data.codes import CodeDomain
 from md4_jax.data.domains import (
     DOMAIN_FILE,
     TextDomain,
@@ -174,6 +175,7 @@ def test_a_run_without_a_domain_is_named(workdir):
 
 def test_the_built_in_domains_say_their_names():
     made = {"text": AB, "pixels": PixelDomain((2, 2, 1))}
+    made["codes"] = CodeDomain((2, 2, 1), 5, "0")
     assert made.keys() == domains.DOMAINS.keys()
     for name, domain in made.items():
         assert json.loads(domain.to_json())["domain"] == name
