@@ -17,7 +17,7 @@ from md4_jax.data import Cifar10, Digits, DownsampledImageNet, FashionMnist, Ima
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.sources import cifar10, imagenet
 from md4_jax.data.sources.splits import SPLITS
-from md4_jax.options import DataOptions
+from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.locks import take
 
