@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests on all cores: makes a virtual environment if there is none, installs the package
 # with the test requirements, and runs pytest.
-#   ./launch/test.sh           the quick tests, a quarter of an hour on two slow cores
+#   ./launch/test.sh           the quick tests, ten minutes on two slow cores
 #   ./launch/test.sh --all     also the slow ones
 # Other arguments are passed on to pytest: ./launch/test.sh -k tokenizer
 set -euo pipefail
