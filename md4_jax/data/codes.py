@@ -12,11 +12,12 @@ from md4_jax import autoencoders
 from md4_jax.autoencoders import Autoencoder
 from md4_jax.data import hub
 from md4_jax.data.images import ImageSource
+from md4_jax.data.lock import alone
 from md4_jax.data.sequences import Rows
 from md4_jax.data.sources.splits import digest
 from md4_jax.data.units import CODE
 from md4_jax.protocols import Array, UserError
-from md4_jax.runtime.paths import Place, exists, place
+from md4_jax.runtime.paths import Place, cache_root, exists, place
 
 MARK = "hf:"
 
@@ -156,7 +157,10 @@ class CodedImages:
 
         copies = 1 + (self._source.flip and split == "train")
         what = f"codes of {domain.sha256}, {copies} of each image"
-        tokens = self._source.kept(what, split, domain.vocab_size, symbols)
+        # Two encodings at once would also not need to be equal: accelerators round differently.
+        lock = cache_root() / "tokens" / f"{split}-{domain.sha256[:20]}.lock"
+        with alone(lock, f"the encoding of the {split} images"):
+            tokens = self._source.kept(what, split, domain.vocab_size, symbols)
         tokens = tokens.reshape(-1, math.prod(domain.shape))
         context = self._source.context(split, len(tokens) // copies)
         return Rows(tokens, {name: np.tile(each, copies) for name, each in context.items()})

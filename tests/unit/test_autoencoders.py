@@ -1,5 +1,6 @@
 """Images as codes of an autoencoder: against diffusers' answers, and through the whole program."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -9,13 +10,14 @@ from autoencoder_folders import PUBLISHED, pictures, write
 from PIL import Image
 
 from md4_jax import autoencoders
+from md4_jax.data import codes
 from md4_jax.data.codes import CodedImages
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.sources.folders import ImageFolder
 from md4_jax.evals import frechet
 from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
-from md4_jax.runtime.paths import place
+from md4_jax.runtime.paths import cache_root, place
 
 NAMES = ("vqgan", "vqgan_amused")
 
@@ -149,3 +151,22 @@ def test_the_nearest_codes_are_those_of_which_the_fewest_differ():
     rows, away = frechet.beside_nearest(np.array([[0, 0, 0, 900]]), train, 2, of_codes=True)
     np.testing.assert_array_equal(rows[0, 1:], train[[2, 1]])
     assert away == [1 / 4]
+
+
+def test_images_are_encoded_by_one_process_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("MD4_JAX_CACHE", str(tmp_path / "cache"))
+    source, events = coded(tmp_path), []
+
+    @contextlib.contextmanager
+    def alone(path, work):
+        assert path.parent == cache_root() / "tokens" and work == "the encoding of the test images"
+        events.append("begins")
+        yield
+        events.append("ends")
+
+    encode = autoencoders.Autoencoder.encode
+    told = lambda *a: events.append("encodes") or encode(*a)  # noqa: E731
+    monkeypatch.setattr(autoencoders.Autoencoder, "encode", told)
+    monkeypatch.setattr(codes, "alone", alone)
+    source.rows("test")
+    assert events == ["begins", "encodes", "ends"]
