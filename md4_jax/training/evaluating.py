@@ -1,5 +1,8 @@
 """Evaluations during training, and what happens when one of them fails."""
 
+from collections.abc import Iterator
+from typing import TypeVar
+
 import jax
 
 from md4_jax.evals.suite import Suite, told_of
@@ -7,6 +10,8 @@ from md4_jax.runtime.errors import cause
 from md4_jax.training.notices import Interrupted, Signals
 from md4_jax.training.saver import Saver
 from md4_jax.training.step import TrainState
+
+T = TypeVar("T")
 
 
 def interrupted(
@@ -17,8 +22,7 @@ def interrupted(
     best: name of the evaluator that determines the best checkpoint; "": none is saved
     """
     try:
-        with signals.interrupting():
-            evaluated = evaluate_if_due(saver, suite, state, step)
+        evaluated = evaluate_if_due(saver, signals, suite, state, step)
     except Interrupted:
         _saved(saver, step, state)
         return True
@@ -27,12 +31,14 @@ def interrupted(
     return False
 
 
-def evaluate_if_due(saver: Saver, suite: Suite, state: TrainState, step: int) -> list[str]:
+def evaluate_if_due(
+    saver: Saver, signals: Signals, suite: Suite, state: TrainState, step: int
+) -> list[str]:
     """Runs the evaluators that are due at this step and not logged yet; returns those with results.
 
     If one fails for a reason outside the program (`runtime.errors.cause`), that is printed, and
     training continues. Any other error is raised, after the state is saved. With several processes
-    an error is raised at once, see `Suite.run`.
+    an error is raised at once, see `Suite.run`. Interrupted if a signal ends an evaluator.
     """
     log, done = saver.log, []
     names = log.missing(step, suite.due(step))
@@ -48,7 +54,8 @@ def evaluate_if_due(saver: Saver, suite: Suite, state: TrainState, step: int) ->
         say(f"warning: {told}\nTraining continues; evals.{name} has no result at this step")
 
     try:
-        for name, result in suite.run(names, state.averaged, step, say, forgive):
+        results = suite.run(names, state.averaged, step, say, forgive)
+        for name, result in _each(results, signals):
             log.evaluation(step, name, result)
             done.append(name)
     except Exception as error:
@@ -60,6 +67,16 @@ def evaluate_if_due(saver: Saver, suite: Suite, state: TrainState, step: int) ->
             )
         raise
     return done
+
+
+def _each(results: Iterator[T], signals: Signals) -> Iterator[T]:
+    """Yields the results; a signal interrupts what makes them, and not what is done with them."""
+    while True:
+        with signals.interrupting():
+            found = next(results, None)
+        if found is None:
+            return
+        yield found
 
 
 def _saved(saver: Saver, step: int, state: TrainState) -> None:
