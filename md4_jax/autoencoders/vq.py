@@ -23,6 +23,8 @@ from md4_jax.runtime.tensors import Tensors
 FOLDER = "autoencoder"
 CONFIG, ARRAYS = "config.json", "diffusion_pytorch_model.safetensors"
 AT_ONCE = 16  # images
+# GPUs and TPUs round the operands of products otherwise, which changes codes.
+PRECISION = "highest"
 # Type of block -> whether it has attention.
 DOWN = {"DownEncoderBlock2D": False, "AttnDownEncoderBlock2D": True}
 UP = {"UpDecoderBlock2D": False, "AttnUpDecoderBlock2D": True}
@@ -45,14 +47,14 @@ class Autoencoder:
     def __init__(self, folder: Place, pixels: str = "auto"):
         told = _config(folder)
         self.folder, self._config = folder, told
-        self._range = RANGES[_range(told, pixels)]
+        self._pixels = _pixels(told, pixels)
         self._encoder, self._decoder = _stacks(folder, told)
         self.codes, self.channels = told["num_vq_embeddings"], told["in_channels"]
         self.factor = 2 ** (len(self._encoder.attends) - 1)
 
     @functools.cached_property
     def sha256(self) -> str:
-        settings = json.dumps([_range_name(self._range), _settings(self._config)], sort_keys=True)
+        settings = json.dumps([self._pixels, _settings(self._config)], sort_keys=True)
         found = hashlib.sha256(settings.encode())
         for name in sorted(self._arrays):
             found.update(name.encode() + np.asarray(self._arrays[name]).tobytes())
@@ -72,7 +74,7 @@ class Autoencoder:
             return
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ARRAYS).write_bytes((self.folder / ARRAYS).read_bytes())
-        replace(folder / CONFIG, json.dumps({**self._config, "pixels": _range_name(self._range)}))
+        replace(folder / CONFIG, json.dumps({**self._config, "pixels": self._pixels}))
 
     @functools.cached_property
     def _arrays(self) -> dict[str, np.ndarray]:
@@ -81,22 +83,24 @@ class Autoencoder:
 
     @functools.cached_property
     def _encode(self) -> Callable[[Mapping[str, Array], Array], Array]:
-        low, high = self._range
+        low, high = RANGES[self._pixels]
 
         def codes(arrays: Mapping[str, Array], images: Array) -> Array:
             values = low + (high - low) / 255.0 * images.astype(jnp.float32)
-            vectors = layers.encoded(arrays, values, self._encoder)
-            return layers.nearest(vectors, arrays["quantize.embedding.weight"])
+            with jax.default_matmul_precision(PRECISION):
+                vectors = layers.encoded(arrays, values, self._encoder)
+                return layers.nearest(vectors, arrays["quantize.embedding.weight"])
 
         return jax.jit(codes)
 
     @functools.cached_property
     def _decode(self) -> Callable[[Mapping[str, Array], Array], Array]:
-        low, high = self._range
+        low, high = RANGES[self._pixels]
 
         def images(arrays: Mapping[str, Array], codes: Array) -> Array:
             vectors = jnp.asarray(arrays["quantize.embedding.weight"])[codes]
-            values = layers.decoded(arrays, vectors, self._decoder)
+            with jax.default_matmul_precision(PRECISION):
+                values = layers.decoded(arrays, vectors, self._decoder)
             unit = jnp.clip((values - low) / (high - low), 0.0, 1.0)
             return jnp.round(255.0 * unit).astype(jnp.uint8)
 
@@ -173,14 +177,10 @@ def _stacks(folder: Place, told: Mapping[str, Any]) -> tuple[layers.Stack, layer
     return found[0], found[1]
 
 
-def _range(told: Mapping[str, Any], pixels: str) -> str:
+def _pixels(told: Mapping[str, Any], pixels: str) -> str:
     if pixels == "auto":
         return told.get("pixels") or ("unit" if told["lookup_from_codebook"] else "signed")
     return pixels
-
-
-def _range_name(found: tuple[float, float]) -> str:
-    return next(name for name, values in RANGES.items() if values == found)
 
 
 def _in_parts(function: Callable[[Array], Array], rows: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ import contextlib
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from autoencoder_folders import PUBLISHED, pictures, write
@@ -170,3 +171,12 @@ def test_images_are_encoded_by_one_process_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(codes, "alone", alone)
     source.rows("test")
     assert events == ["begins", "encodes", "ends"]
+
+
+def test_accelerators_do_not_round_the_operands_of_its_products(tmp_path):
+    own = autoencoders.read(place(write("vqgan", tmp_path / "a")))
+    images, codes, _ = answers("vqgan")
+    for function, rows in ((own._encode, images), (own._decode, codes)):
+        text = str(jax.make_jaxpr(function)(own._arrays, rows))
+        assert text.count("conv_general_dilated[") > 5
+        assert "precision=None" not in text
