@@ -45,6 +45,7 @@ from md4_jax.model.peer import (
     needed,
     of_masks,
 )
+from md4_jax.model.told import Told
 from md4_jax.networks import published, published_experts
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -101,14 +102,14 @@ BUILT = {
 }  # fmt: skip
 
 
-def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+def peer(told: Told, tensors: Tensors) -> Peer:
     """Reads config.json and the shapes of arrays; UserError for unsupported models."""
     _check(told, tensors)
     kind = kind_by_class(told, tensors) or str(told.get("model_type", "")).lower()
-    told = IMPLIED.get(kind, {}) | dict(told)
+    told = told.over(IMPLIED.get(kind, {}))
     names = published.llama_names(tensors)
     if kind == "diffullama":  # its code takes the rows from its tokenizer
-        told.pop("vocab_size", None)
+        told = told.without("vocab_size")
     network = _network(told, tensors, names) | rotary.keys_of(told, tensors, base_of(kind))
     # Qwen3's layers of experts have the same names as those of LLaDA-MoE.
     convert = published_experts.from_lladamoe if network["experts"] else published.from_llama

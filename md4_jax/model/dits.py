@@ -1,12 +1,12 @@
 """DiTs of SEDD, MDLM and other models with the same array names."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
 from md4_jax.data import smiles
 from md4_jax.model.peer import Peer, agree, in_an_order, in_blocks, lacks, needed
+from md4_jax.model.told import Told
 from md4_jax.networks import published
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -18,13 +18,13 @@ MOLECULES, OF_MOLECULES = (35, 32), "yairschiff/qm9-tokenizer"
 LABEL_DROPOUT = 0.1
 
 
-def _mdlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+def _mdlm(told: Told, tensors: Tensors) -> Peer:
     conditioning = "sigma" if told.get("time_conditioning") else "zero"
     process = {"name": "masking", "schedule": LOG_LINEAR, "conditioning": conditioning}
     return _dit(told, tensors, process, {"name": "md4"})
 
 
-def _bd3lm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+def _bd3lm(told: Told, tensors: Tensors) -> Peer:
     if told.get("causal"):
         raise UserError(
             f"{tensors.folder}: config.json says causal=True: it is the autoregressive baseline "
@@ -33,11 +33,11 @@ def _bd3lm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     return in_blocks(_mdlm(told, tensors), needed(told, tensors, "block_size"))
 
 
-def _esolm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+def _esolm(told: Told, tensors: Tensors) -> Peer:
     return in_an_order(_mdlm(told, tensors), needed(told, tensors, "alpha_0"))
 
 
-def _duo(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+def _duo(told: Told, tensors: Tensors) -> Peer:
     conditioning = "sigma" if told.get("time_conditioning", True) else "zero"
     process = {
         "name": "uniform", "schedule": LOG_LINEAR, "parametrisation": "joint",
@@ -46,7 +46,7 @@ def _duo(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     return _dit(told, tensors, process, {"name": "uniform_elbo"})
 
 
-def _udlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+def _udlm(told: Told, tensors: Tensors) -> Peer:
     """Reads a UDLM, in which all rows of the vocabulary are symbols, including the mask's.
 
     The vocabulary is BERT's, or that of molecules, if their sizes fit.
@@ -65,15 +65,15 @@ def _udlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     return found._replace(tokenizer="google-bert/bert-base-uncased", eot="[SEP]")
 
 
-def _gidd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+def _gidd(told: Told, tensors: Tensors) -> Peer:
     process = {"name": "hybrid", "uniform": float(told["p_uniform"]), "gamma": 1.0}
     names = {"n_heads": "num_attention_heads", "model_length": "max_seq_len"}
-    told = {**told, **{ours: needed(told, tensors, theirs) for ours, theirs in names.items()}}
+    told |= {ours: needed(told, tensors, theirs) for ours, theirs in names.items()}
     agree(told, tensors, num_hidden_layers=tensors.count(r"blocks\.(\d+)\."))
     return _dit(told, tensors, process, {"name": "gidd", "weights": "dynamic"})
 
 
-def _sedd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+def _sedd(told: Told, tensors: Tensors) -> Peer:
     noise, graph = told.get("noise", {}), told["graph"].get("type")
     schedule = LOG_LINEAR
     if noise.get("type") == "geometric":
@@ -93,15 +93,14 @@ def _sedd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     return _dit(told, tensors, process, objective)
 
 
-def _radd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+def _radd(told: Told, tensors: Tensors) -> Peer:
+    told = told.without("noise")  # of which a bound of masks alone does not depend
     loss = str(told.get("training", {}).get("loss_type", "t_dce")).lower()
     objective = {"name": loss if loss in ("t_dce", "lambda_dce") else "t_dce"}
     return _dit(told, tensors, {"name": "masking", "schedule": LOG_LINEAR}, objective)
 
 
-def _dit(
-    told: Mapping[str, Any], tensors: Tensors, process: dict[str, Any], objective: dict[str, Any]
-) -> Peer:
+def _dit(told: Told, tensors: Tensors, process: dict[str, Any], objective: dict[str, Any]) -> Peer:
     """Reads the sizes of a DiT, as in SEDD and MDLM, from its arrays."""
     prefix = prefix_of(tensors)
     if prefix is None:
@@ -123,13 +122,13 @@ def _dit(
         "tied": not (head in tensors and table in tensors),
         **_of_labels(tensors, f"{prefix}{published.DIT_LABELS}"),
     }
-    told = {**told, **told.get("model", {})}
-    network["heads"] = told.get("n_heads") or _rotary_heads(tensors, prefix, size)
-    agree(told, tensors, hidden_dim=size, hidden_size=size, n_blocks=network["depth"])
-    if "model" not in told:  # SEDD and RADD count no mask
+    sizes = told.get("model") or told
+    network["heads"] = sizes.get("n_heads") or _rotary_heads(tensors, prefix, size)
+    agree(sizes, tensors, hidden_dim=size, hidden_size=size, n_blocks=network["depth"])
+    if sizes is told:  # SEDD and RADD count no mask
         agree(told, tensors, vocab_size=rows)
     symbols = rows - (process["name"] in ("masking", "hybrid"))
-    length = told.get("model_length") or told.get("length") or 1024
+    length = sizes.get("model_length") or sizes.get("length") or 1024
     sections = {"network": network, "process": process, "objective": objective}
     tables = (table, head, head.replace("weight", "bias")) if symbols < rows else ()
     return Peer("", length, symbols, sections, published.from_dit, tables=tables)

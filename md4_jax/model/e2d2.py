@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
-from md4_jax.model.peer import Peer, in_blocks, needed, of_masks
+from md4_jax.model.peer import Peer, check_built, in_blocks, needed, of_masks
+from md4_jax.model.told import Told
 from md4_jax.networks.published_e2d2 import DECODER, ENCODER, encoder_of, from_e2d2, tables_of
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -19,16 +20,17 @@ SHARES_KEYS = "LLMasEncoderDecoderShareKV"
 CUTS = ("num_encoder_layers", "num_decoder_layers", "keep_top_encoder_layers")
 
 
-def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+def peer(told: Told, tensors: Tensors) -> Peer:
     """Reads config.json and the shapes of arrays; UserError for unsupported models."""
-    backbone = needed(told, tensors, "backbone_config")
+    needed(told, tensors, "backbone_config")
+    backbone = told.within("backbone_config")
+    check_built(told, tensors, {"diffusion_type": "absorbing"})
     _check(backbone, tensors)
     names = tables_of(tensors)
     network = _network(backbone, tensors)
     tables = tuple(name for name in names if name in tensors)
     said = told.get("tokenization_config") or {}
-    told = {"mask_token_id": said.get("mask_token_id"), **told, "vocab_size": None}
-    told = {key: value for key, value in told.items() if value is not None}
+    told = told.without("vocab_size").over({"mask_token_id": said.get("mask_token_id")}).known()
     length = needed(told, tensors, "length")
     found = of_masks(told, tensors, network, from_e2d2, names[:2], length)
     shared = network["shared_blocks"]

@@ -11,6 +11,7 @@ from typing import Any
 
 from md4_jax.config import files
 from md4_jax.model.peer import UNKNOWN, Peer, agree, check_built, in_blocks, needed, of_masks
+from md4_jax.model.told import Told
 from md4_jax.networks import published_experts
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -26,6 +27,7 @@ BUILT = {"hidden_act": "silu", "rope_scaling": None, "use_sliding_window": False
 LLADA_MOE = {
     "attention_bias": False, "clip_qkv": None, "partial_rotary_factor": 1, "norm_topk_prob": False,
     "moe_router_enable_expert_bias": False, "moe_router_score_function": "softmax",
+    "routed_scaling_factor": 1,
 }  # fmt: skip
 LLADA2 = {"norm_topk_prob": True, "score_function": "sigmoid"}
 
@@ -38,9 +40,10 @@ def llada_moe(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     return _peer(told, tensors, network, published_experts.from_lladamoe)
 
 
-def llada2(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+def llada2(told: Told, tensors: Tensors) -> Peer:
     """Reads LLaDA2; blocks have 32 tokens, unless a model that was exported here has others."""
     check_built(told, tensors, BUILT | LLADA2)
+    told = told.without("sliding_window")  # which use_sliding_window=False turns off
     bias = "model.layers.0.attention.dense.bias"
     if bias in tensors:
         raise UserError(f"{tensors.folder} has the biases {bias!r}, which are not supported")

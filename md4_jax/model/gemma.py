@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.model.peer import Peer, agree, first, needed
+from md4_jax.model.told import Told
 from md4_jax.networks.published_gemma import DECODER, ENCODER, from_diffusion_gemma, trunk_of
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -16,6 +17,8 @@ KIND = "diffusion_gemma"
 BUILT = {
     "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "tie_word_embeddings": True,
 }  # fmt: skip
+# Options of single layers, whose values are found from the arrays.
+PER_LAYER = {"head_dim", "num_key_value_heads"}
 NEAR, ALL = "sliding_attention", "full_attention"
 # Defaults of transformers for keys that config.json does not have.
 ROTARY = {
@@ -23,6 +26,8 @@ ROTARY = {
     ALL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
 }
 CANVAS, CAP, WINDOW = 256, 30.0, 512
+# Keys of the image encoder, and one that text_config has too.
+UNUSED = ("vision_config", "boi_token_id", "eoi_token_id", "image_token_id", "tie_word_embeddings")
 # Arrays of the image encoder.
 IMAGES = r"model\.encoder\.(vision_tower|embed_vision)\..*"
 # Default largest length of sequences; the model supports far longer ones.
@@ -34,22 +39,24 @@ SAMPLE = {
 }  # fmt: skip
 
 
-def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+def peer(told: Told, tensors: Tensors) -> Peer:
     """Reads config.json and the shapes of arrays; UserError for unsupported models."""
-    text = needed(told, tensors, "text_config")
+    needed(told, tensors, "text_config")
+    text = told.within("text_config")
     for key in ("final_logit_softcapping", "sliding_window"):
         if text.get(key, 0) is None:
             raise UserError(
                 f"{tensors.folder}: config.json says text_config.{key}=null, which is not "
                 "supported: it must be a number"
             )
-    text = {key: value for key, value in text.items() if value is not None}
+    text = text.known()
     for key, value in BUILT.items():
         if text.get(key, value) != value:
             raise UserError(
                 f"{tensors.folder}: config.json says text_config.{key}={text[key]!r}; only "
                 f"{value!r} is supported"
             )
+    _check_attention(text, tensors)
     for name in (f"{DECODER}self_conditioning.pre_norm.weight", *_scales()):
         if name not in tensors:
             raise UserError(
@@ -58,7 +65,7 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     trunk = trunk_of(tensors)
     symbols = tensors.shape(f"{trunk}embed_tokens.weight")[0]
     agree(text, tensors, vocab_size=symbols)
-    canvas = told.get("canvas_length") or CANVAS
+    canvas = told.without(*UNUSED).get("canvas_length") or CANVAS
     sections = {
         "network": _network(text, tensors, trunk),
         "process": {
@@ -73,6 +80,21 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
         "google/diffusiongemma-26B-A4B-it", ends=first(text.get("eos_token_id")), eot="<eos>",
         copied=_copied, buffers=IMAGES, doubled=True,
     )  # fmt: skip
+
+
+def _check_attention(text: Told, tensors: Tensors) -> None:
+    """Raises UserError for an encoder that is not causal, or layers with options of their own."""
+    if text.get("use_bidirectional_attention") == "all":
+        raise UserError(
+            f"{tensors.folder}: config.json says text_config.use_bidirectional_attention='all'; "
+            "only encoders that read text from left to right are supported"
+        )
+    for layer, options in (text.get("per_layer_config") or {}).items():
+        if odd := options.keys() - PER_LAYER:
+            raise UserError(
+                f"{tensors.folder}: config.json says text_config.per_layer_config.{layer}="
+                f"{options}, in which {min(odd)} is not supported"
+            )
 
 
 def _copied(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from md4_jax.config import files
 from md4_jax.model.peer import Peer, agree, check_built, from_the_left, in_blocks, needed, of_masks
+from md4_jax.model.told import Told
 from md4_jax.networks.published_gpt2 import DIFFUSION, HEAD, from_gpt2, prefix_of, tables_of
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -25,20 +26,19 @@ BUILT = {
 BUFFERS = r"(transformer\.|denoise_model\.)?h\.\d+\.attn\.(bias|masked_bias)"
 
 
-def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+def peer(told: Told, tensors: Tensors) -> Peer:
     """Reads config.json and the shapes of arrays; UserError for unsupported models."""
     prefix = prefix_of(tensors)
     if prefix is None:
         raise UserError(
             f"{tensors.folder} has no array 'h.0.attn.c_attn.weight', which every GPT-2 has"
         )
-    told = dict(told)
     _check(told, tensors)
     network, tables = _network(told, tensors, prefix), tables_of(tensors)
     places = network["positions"]
-    told["max_position_embeddings"] = places
+    told |= {"max_position_embeddings": places}
     if prefix == DIFFUSION:  # the code of DiffuGPT takes the number of rows from its tokenizer
-        told.pop("vocab_size", None)
+        told = told.without("vocab_size")
     found = of_masks(told, tensors, network, from_gpt2, tables, places)
     found = found._replace(told_of=told_of, renamed=renamed, buffers=BUFFERS, transposed=True)
     found = found._replace(head=HEAD if tables[1] == HEAD else "")

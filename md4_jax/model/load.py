@@ -113,10 +113,9 @@ def _of_others(
     config_lib.override(asked, changes, schema.type_of)
     schema.check_keys(asked)
     domain = _domain(folder, peer, asked)
-    if adapters:
-        places.check_modules(peer, folder)
     lora = None
     if adapters:
+        places.check_modules(peer, folder)
         lora = peft_reading.read(finding.folder_of(str(adapters)), tensors)
     same_network.check_sizes(before, asked["network"], domain, str(folder))
     begin = None
@@ -132,8 +131,9 @@ def _of_others(
     if folded:
         lora.check_read(arrays.names)
     layout = Layout.of(told, tensors, mask, arrays.names, "" if folded else name)
-    facts = {"commit": "unknown", "results": {}}
-    return Model(experiment, params, 0, str(where.place), facts, Chat.of_folder(folder), layout)
+    surplus.warn(peer)
+    facts, form = {"commit": "unknown", "results": {}}, Chat.of_folder(folder)
+    return Model(experiment, params, 0, str(where.place), facts, form, layout)
 
 
 def _peer(

@@ -1,6 +1,7 @@
 """Description of a published model in terms of this package, and checks of its config.json."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from md4_jax.data.tokenizers import END_OF_TEXT
@@ -37,6 +38,7 @@ class Peer(NamedTuple):
     grows      those of `tables` that get a row for a new mask; (): all of them
     most       largest row with a meaning that is not an entry of the tokenizer
     head       name of the array of a head that is not tied; "": unknown
+    unread     values of config.json that may be options of the network that are not known here
     """
 
     kind: str
@@ -59,6 +61,7 @@ class Peer(NamedTuple):
     grows: tuple[str, ...] = ()
     most: int = 0
     head: str = ""
+    unread: Mapping[str, Any] = MappingProxyType({})
 
 
 def of_masks(

@@ -10,6 +10,7 @@ from md4_jax.config import files
 from md4_jax.data import bpe_files
 from md4_jax.model import decoders, dits, e2d2, esm, experts, gemma, gpt2, modernbert, smdm
 from md4_jax.model.peer import UNKNOWN, Peer, agree, check_built, needed
+from md4_jax.model.told import Told
 from md4_jax.networks import NETWORKS, published
 from md4_jax.networks.published_gpt2 import DIFFUSION, prefix_of
 from md4_jax.protocols import UserError
@@ -21,14 +22,17 @@ NAMED = (
     gemma.KIND, *experts.KINDS, *decoders.KINDS,
 )  # fmt: skip
 
+# Options of the reference implementation -> their only supported values.
+MD4 = {"mlp_type": "glu", "cond_type": "adaln_zero", "causal": False, "norm_eps": 1e-5}
+
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     """Describes the model in a folder; told: its config.json. UserError if it is not supported."""
-    kind = kind_of(told, tensors)
+    kind, noted = kind_of(told, tensors), Told(told)
     if kind != gemma.KIND:  # which tells null from a key that is not there
-        told = {key: value for key, value in told.items() if value is not None}
-    found = KINDS[kind](told, tensors)
-    return found._replace(kind=kind)
+        noted = noted.known()
+    found = KINDS[kind](noted, tensors)
+    return found._replace(kind=kind, unread=noted.unread())
 
 
 def with_mask(told: Mapping[str, Any], folder: Place) -> Mapping[str, Any]:
@@ -129,6 +133,7 @@ def _llada(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 def _md4(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     """Reads a text model of MD4; its arrays are named by their paths in the parameters."""
+    check_built(told, tensors, MD4)
     trunk, presets = "Transformer_0/", files.shipped("networks")
     block = f"{trunk}TransformerBlock_0/"
     timed = f"{block}Dense_0/kernel" in tensors

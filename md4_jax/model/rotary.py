@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.model.peer import lacks
+from md4_jax.model.told import Told
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
@@ -13,7 +14,7 @@ LLAMA_3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positi
 GROWN = "ministral3"
 
 
-def keys_of(told: Mapping[str, Any], tensors: Tensors, base: str) -> dict[str, Any]:
+def keys_of(told: Told, tensors: Tensors, base: str) -> dict[str, Any]:
     """Returns the keys of the network; UserError for unsupported forms.
 
     base: the kind that defines the layout of the arrays
@@ -80,9 +81,11 @@ def _gain(factor: float, scale: float) -> float:
 FORMS = {"default": _default, "llama3": _llama3, "yarn": _yarn}
 
 
-def _rotary(told: Mapping[str, Any]) -> Mapping[str, Any]:
+def _rotary(told: Told) -> Mapping[str, Any]:
     """Returns the options of rotary positions in config.json, under either of their names."""
-    return told.get("rope_scaling") or told.get("rope_parameters") or {}
+    named = (name for name in ("rope_scaling", "rope_parameters") if told.get(name))
+    found = next(named, None)
+    return {} if found is None else told.within(found)
 
 
 def _number(said: Mapping[str, Any], key: str, tensors: Tensors) -> float:

@@ -1,11 +1,13 @@
 """Checks that a published checkpoint has nothing that the network would ignore."""
 
 import re
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from md4_jax.model.peer import Peer
 from md4_jax.protocols import UserError
+from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.tensors import Tensors
 
 # Prefix of the names of the arrays of one layer.
@@ -54,3 +56,14 @@ def check_used(tensors: Tensors, peer: Peer, used: Collection[str]) -> None:
                 f"({peer.kind}) has no such parameter. Without it outputs would differ from those "
                 "of the published model, which is therefore not supported"
             )
+
+
+def warn(peer: Peer) -> None:
+    """Prints a warning about keys of config.json that nothing has read."""
+    if peer.unread and is_first():
+        named = ", ".join(f"{key}={value!r}" for key, value in peer.unread.items())
+        print(
+            f"warning: config.json has keys that md4_jax does not know: {named}. If the network of "
+            "the authors' code depends on one of them, its outputs differ from those computed here",
+            file=sys.stderr,
+        )

@@ -132,12 +132,31 @@ def test_a_mask_that_cannot_be_is_refused(name, mask, said, tmp_path):
         md4_jax.load(folder, {"tokenizer.mask": mask})
 
 
+def text_of_gemma(**changes):
+    """The section of the text model in an instance's config.json, with changes."""
+    return {**answers("diffusiongemma")["config"]["text_config"], **changes}
+
+
 @pytest.mark.parametrize(
     "name, changes, said",
     [
         ("bd3lm", {"causal": True}, "causal=True: it is the autoregressive baseline"),
         ("llada", {"clip_qkv": 8.0}, "clip_qkv=8.0; only None is supported"),
         ("llada", {"rope_scaling": {"factor": 4.0}}, "rope_scaling=.*; only None is supported"),
+        ("md4_text", {"mlp_type": "swiglu"}, "mlp_type='swiglu'; only 'glu' is supported"),
+        ("md4_text", {"causal": True}, "causal=True; only False is supported"),
+        ("lladamoe", {"routed_scaling_factor": 2.5}, "routed_scaling_factor=2.5; only 1 is"),
+        ("e2d2", {"diffusion_type": "uniform"}, "diffusion_type='uniform'; only 'absorbing' is"),
+        (
+            "diffusiongemma",
+            {"text_config": text_of_gemma(use_bidirectional_attention="all")},
+            "use_bidirectional_attention='all'; only encoders that read text from left to right",
+        ),
+        (
+            "diffusiongemma",
+            {"text_config": text_of_gemma(per_layer_config={"1": {"sliding_window": 2}})},
+            r"per_layer_config\.1=.*, in which sliding_window is not supported",
+        ),
     ],
 )
 def test_switches_that_are_not_known_are_refused(name, changes, said, tmp_path):

@@ -1,12 +1,17 @@
 """Published checkpoints with something that the network would ignore."""
 
+import json
+
 import numpy as np
 import pytest
-from peer_folders import answers, peer_folder
+from peer_folders import TOLD, answers, peer_folder
 from safetensors.numpy import load_file, save_file
 
 import md4_jax
+from md4_jax.model import peers
 from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import place
+from md4_jax.runtime.tensors import Tensors
 
 
 def with_arrays(folder, **more):
@@ -53,3 +58,35 @@ def test_quantised_matrices_are_refused(said, tmp_path):
     how = "bitsandbytes" if said else "an unnamed method"
     with pytest.raises(UserError, match=rf"is quantised \({how}\): its array '{name}' .* I8"):
         md4_jax.load(folder)
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_keys_of_published_configs_are_known(name, tmp_path):
+    folder = peer_folder(tmp_path, name)
+    told = json.loads((folder / "config.json").read_text())
+    assert not peers.peer(told, Tensors(place(folder))).unread
+
+
+def test_keys_that_nothing_reads_are_named(tmp_path, capsys):
+    """They may be options of the network; those that are off, or that only train, are not."""
+    off = {"logit_cap": None, "use_gate": False, "initializer_range": 0.5, "top_p": 0.9}
+    folder = peer_folder(tmp_path, "dream", residual_multiplier=0.22, **off)
+    md4_jax.load(folder)
+    said = capsys.readouterr().err
+    assert "keys that md4_jax does not know: residual_multiplier=0.22. If the network" in said
+
+
+@pytest.mark.parametrize(
+    "name, section, key",
+    [
+        ("e2d2", "backbone_config", "rope_scaling"),
+        ("diffusiongemma", "text_config", "logits_scaling"),
+        ("qwen2", "rope_parameters", "attention_temperature"),
+    ],
+)
+def test_keys_within_sections_are_named(name, section, key, tmp_path):
+    folder = peer_folder(tmp_path, name)
+    told = json.loads((folder / "config.json").read_text())
+    told[section] = {**(told.get(section) or {}), key: 2.0}
+    unread = peers.peer(told, Tensors(place(folder))).unread
+    assert unread == {f"{section}.{key}": 2.0}
