@@ -241,7 +241,7 @@ def get_config() -> ConfigDict:
                 # flow(rate), with process uniform or metric_path |
                 # predictor_corrector(predictor, corrections, size) | any_order(order, per_step) |
                 # confidence(score, per_step, noise, rule, limit, semi_autoregressive, edit,
-                # edit_passes) |
+                # edit_passes, split, tempered) |
                 # remask(strategy, eta, since, until, loop, held) | path_planning(eta) |
                 # reparameterized(score, resample), which is DPLM's |
                 # psi(kappa, since, until, greedy_tail), not for masks |
@@ -277,6 +277,7 @@ def get_config() -> ConfigDict:
                 top_p=1.0,
                 top_k=0,  # 0: all
                 exclude="",  # entries of the vocabulary that are never drawn, as "<cls> X"
+                late="",  # entries that `confidence` reveals after all others
                 batch_size=16,
                 seed=0,
                 prompt="",  # text that samples begin with

@@ -144,7 +144,8 @@ def _transform(section: dict[str, Any], domain: Domain) -> Transform:
             f"sample.exclude={exclude!r} excludes all symbols of the vocabulary, so that none can "
             "be drawn"
         )
-    return dataclasses.replace(transform, excluded=excluded)
+    late = _entries("late", section.get("late", ""), domain, "names entries of a vocabulary")
+    return dataclasses.replace(transform, excluded=excluded, postponed=late)
 
 
 def _steering(section: dict[str, Any] | None, domain: Domain) -> Steering | None:

@@ -10,6 +10,7 @@ from md4_jax.generate.pictures import has_pictures
 from md4_jax.generate.prompts import check_beginnings
 from md4_jax.processes.capabilities import RedrawsUniformly, RevealsMasks
 from md4_jax.protocols import UserError
+from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.orders import AnyOrder
 from md4_jax.samplers.transforms import Transform, predicts_ratios
 
@@ -21,12 +22,13 @@ def check_sampling(experiment: Experiment) -> None:
     transform, plain = experiment.sampler_step.transform, Transform()
     for key, value in dataclasses.asdict(transform).items():
         if value != getattr(plain, key) and predicts_ratios(experiment.process):
-            key = "exclude" if key == "excluded" else key
+            key = {"excluded": "exclude", "postponed": "late"}.get(key, key)
             asked = experiment.config["sample"].get(key, value)  # vocabulary entries as text
             raise UserError(
                 f"sample.{key}={asked} needs a network that predicts probabilities of symbols, "
                 "but with process.parametrisation='score' it predicts ratios of probabilities"
             )
+    _check_order(experiment)
     _check_label(experiment)
     _check_image(experiment)
     check_guidance(experiment)
@@ -46,6 +48,22 @@ def check_sampling(experiment: Experiment) -> None:
         name = experiment.config["sample"]["name"]
         _check_growing(experiment, f"sample.name={name!r}, where texts change their length")
         _check_resizing(experiment)
+
+
+def _check_order(experiment: Experiment) -> None:
+    """Raises UserError for keys of an order by confidence without one, or without their grid."""
+    step, asked = experiment.sampler_step, experiment.config["sample"]
+    split = getattr(step, "split", "grid")
+    if step.transform.postponed and not isinstance(step, Confidence):
+        raise UserError(
+            f"sample.late={asked['late']!r} needs sample.name=confidence, which reveals the surest "
+            f"tokens first, not {asked['name']!r}"
+        )
+    if split != "grid" and asked["grid"] != "uniform":
+        raise UserError(
+            f"sample.split={split!r} counts the steps of sample.grid='uniform', not of "
+            f"{asked['grid']!r}"
+        )
 
 
 def _check_resizing(experiment: Experiment) -> None:

@@ -78,7 +78,7 @@ class Path:
             told = jnp.full(len(z), t) if s is None else self.step.time(process, here, t)
             logits, chosen = denoiser(z, told), process.is_noise(z) & batch.loss_mask
             if s is not None:
-                chosen &= self.step.reveals(process, here, logits, s)
+                chosen &= self.step.reveals(process, here, logits, s, t)
             nats = token_nats(self.step.transform(logits), x)
             nats = jnp.sum(jnp.where(chosen, nats, 0.0), axis=1)
             return jnp.where(chosen, x, z), nats

@@ -102,6 +102,7 @@ class SampleOptions:
     guidance    weight w of classifier-free guidance: each step follows p(x | label)^w p(x)^(1 - w).
                 Without a label the condition is the prompt
     exclude     vocabulary entries, separated by spaces, that are never drawn
+    late        vocabulary entries, separated by spaces, that `confidence` reveals last
     batch_size  number of sequences sampled at once
     seed        random seed; sample i depends only on the seed and i
     trace       whether to write an animation of how the first sample is generated
@@ -124,6 +125,7 @@ class SampleOptions:
     label: int = -1
     guidance: float = 1.0
     exclude: str = ""
+    late: str = ""
     batch_size: int = 16
     seed: int = 0
     trace: bool = False

@@ -185,7 +185,7 @@ class RevealsByLogits(SamplerStep, Protocol):
     def is_deterministic(self) -> bool:
         """Whether the positions depend only on the logits, so that samples have a likelihood."""
 
-    def reveals(self, process: Any, chain: Chain, logits: Array, s: Array) -> Array:
+    def reveals(self, process: Any, chain: Chain, logits: Array, s: Array, t: Array) -> Array:
         """Marks the positions that the step to s reveals, given the network's logits: [B, L]."""
 
     def time(self, process: Any, chain: Chain, t: Array) -> Array:

@@ -9,15 +9,14 @@ import jax.numpy as jnp
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import fold_keys, split_keys
 from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
+from md4_jax.samplers import scores
 from md4_jax.samplers.chain import NEVER, Chain
-from md4_jax.samplers.draw import draw_token, entropy, gumbel, log_probability, probability
+from md4_jax.samplers.draw import draw_token, entropy, gumbel, probability
 from md4_jax.samplers.editing import replaced, settled
 from md4_jax.samplers.loop import further_steps, without_noise
 from md4_jax.samplers.orders import blocks_of, in_order, masks_share
-from md4_jax.samplers.reveal import masks_left
 from md4_jax.samplers.transforms import Transform
 
-SCORES = ("probability", "margin", "entropy")
 RULES = ("count", "threshold", "factor", "entropy")
 
 
@@ -27,14 +26,13 @@ class Confidence:
     """Draws a token for every mask and keeps those with the highest scores.
 
     score     of a position, from the network's unmodified mu: temperature, top-k and top-p only
-              change which token is drawn (LLaDA, arXiv:2502.09992):
+              change which token is drawn (LLaDA, arXiv:2502.09992), unless `tempered`:
               probability  log mu of the token (MaskGIT, 2202.04200)
               margin       the largest mu minus the second largest (2502.06768)
               entropy      sum mu log mu, the negative entropy
     rule      how many masks a step unmasks, the highest scores first:
               count        per_step, in as many steps as the text needs; the grid has no effect.
-                           If per_step is 0, as many as the grid says: after a step to s,
-                           floor((1 - alpha_s) n) of the n positions outside the prompt are masks
+                           If per_step is 0, as many as `split` says
               threshold    all whose probability or margin is at least `limit` (Fast-dLLM,
                            2505.22618)
               factor       the first k, while (k + 1) (1 - c_k) <= limit for the k-th highest
@@ -44,6 +42,16 @@ class Confidence:
               The last three unmask at least one mask, and at least as many as the grid says, so
               they take at most `steps` steps. With them, and with per_step, the time input of the
               network is that at which the expected fraction of masks is that of the sequence
+    split     how the masks are divided among the steps of the grid:
+              grid         after a step to s, floor((1 - alpha_s) n) of the n positions outside the
+                           prompt are masks
+              even         the same number in each step of a block, in the first steps one more
+                           (LLaDA's code); for the uniform grid, like floor
+              floor        the expected number of those that are left, rounded down; the last step
+                           reveals the rest (Dream's code, arXiv:2508.15487)
+    tempered  whether scores are those of mu after temperature (1 for 0), top-k and top-p (Dream's
+              and SDAR's code). Positions whose token is one of `transform.postponed` come last,
+              and the scores of the others are those of mu without these symbols
     semi_autoregressive
               number of positions of a block. Blocks are filled from left to right, counted from the
               end of the prompt; the network sees later blocks as masks (LLaDA). 0: one block
@@ -74,10 +82,12 @@ class Confidence:
     semi_autoregressive: int = 0
     edit: float = 0.0
     edit_passes: int = 16
+    split: str = "grid"
+    tempered: bool = False
 
     def __post_init__(self):
-        for key, value, values in (("score", self.score, SCORES), ("rule", self.rule, RULES)):
-            if value not in values:
+        for key, values in (("score", scores.SCORES), ("rule", RULES), ("split", scores.SPLITS)):
+            if (value := getattr(self, key)) not in values:
                 raise UserError(f"sample.{key} must be one of {', '.join(values)}, not {value!r}")
         for key in ("per_step", "semi_autoregressive", "noise", "limit", "edit", "edit_passes"):
             value = getattr(self, key)
@@ -98,6 +108,16 @@ class Confidence:
             raise UserError(
                 "sample.rule='threshold' compares probabilities with sample.limit, which must be "
                 f"above 0 and at most 1, such as 0.9, not {self.limit}"
+            )
+        if self.split == "floor" and self.semi_autoregressive:
+            raise UserError(
+                f"sample.split='floor' has no blocks: set sample.semi_autoregressive="
+                f"{self.semi_autoregressive} to 0, or sample.split='even'"
+            )
+        if self.split != "grid" and (self.is_adaptive or self.per_step):
+            raise UserError(
+                f"sample.split={self.split!r} is only for sample.rule='count' with "
+                f"sample.per_step=0, not {self.rule!r} with {self.per_step}"
             )
         if self.is_adaptive and self.per_step:
             raise UserError(
@@ -135,7 +155,7 @@ class Confidence:
         keys: Array,
     ) -> Chain:
         masks = process.is_noise(chain.z)
-        due = jnp.minimum(self._due(process, chain, masks, s), jnp.sum(masks, axis=1))
+        due = jnp.minimum(self._due(process, chain, masks, s, t), jnp.sum(masks, axis=1))
 
         def draw(chain: Chain) -> Chain:
             return self._draw(denoiser, process, chain, due, t=t, keys=keys)
@@ -170,7 +190,8 @@ class Confidence:
     @property
     def is_deterministic(self) -> bool:
         """Whether the positions to reveal depend only on the logits."""
-        return self.score != "probability" and self.noise == 0 and not self.edit
+        drawn_first = self.score == "probability" or self.edit or self.transform.postponed
+        return not drawn_first and self.noise == 0
 
     def rounds(self, length: int, steps: int) -> int:
         """Returns the largest number of steps for a text of this length."""
@@ -210,9 +231,11 @@ class Confidence:
             transform=self.transform, limit=self.edit, passes=self.edit_passes,
         )  # fmt: skip
 
-    def reveals(self, process: RevealsMasks, chain: Chain, logits: Array, s: Array) -> Array:
-        """Marks the positions that the step to s reveals, given the network's logits: [B, L]."""
-        due = self._due(process, chain, process.is_noise(chain.z), s)
+    def reveals(
+        self, process: RevealsMasks, chain: Chain, logits: Array, s: Array, t: Array
+    ) -> Array:
+        """Marks what the step from t to s reveals, given the network's logits: [B, L]."""
+        due = self._due(process, chain, process.is_noise(chain.z), s, t)
         return self._chosen(process, chain, logits, chain.z, due)
 
     def time(self, process: RevealsMasks, chain: Chain, t: Array) -> Array:
@@ -225,14 +248,26 @@ class Confidence:
             return jnp.full(len(chain.z), t)
         return process.schedule.inverse(masks_share(chain, process.is_noise(chain.z)))
 
-    def _due(self, process: RevealsMasks, chain: Chain, masks: Array, s: Array) -> Array:
-        """Returns the least number of masks that the step to s reveals: [B]."""
+    def _due(self, process: RevealsMasks, chain: Chain, masks: Array, s: Array, t: Array) -> Array:
+        """Returns the least number of masks that the step from t to s reveals: [B]."""
         if self.per_step:
             return jnp.full(len(chain.z), self.per_step)
-        by_grid = jnp.sum(masks, axis=1) - masks_left(process, chain, s)
-        if self.is_adaptive:
-            return jnp.maximum(by_grid, jnp.any(masks, axis=1))
-        return by_grid
+        if self.split == "even":
+            return scores.evenly(process, chain, s, t, self.semi_autoregressive)
+        if self.split == "floor":
+            return scores.rounded_down(process, chain, s, t)
+        due = scores.by_grid(process, chain, s)
+        return jnp.maximum(due, jnp.any(masks, axis=1)) if self.is_adaptive else due
+
+    def _score(self, outputs: Array, tokens: Array) -> Array:
+        """Returns the scores that decide on the order of positions: [B, L]."""
+        if self.tempered:
+            outputs = self.transform.warm(outputs)
+        if not self.transform.postponed:
+            return scores.score_of(self.score, outputs, tokens)
+        last = jnp.asarray(self.transform.postponed)
+        score = scores.score_of(self.score, outputs.at[..., last].set(-jnp.inf), tokens)
+        return jnp.where(jnp.isin(tokens, last), scores.LEAST, score)
 
     def _chosen(
         self,
@@ -245,38 +280,16 @@ class Confidence:
     ) -> Array:
         """Marks the masks to reveal, at least due [B] in each sequence: bool [B, L]."""
         masks = process.is_noise(chain.z)
-        score = score_of(self.score, outputs, tokens)
+        score = self._score(outputs, tokens)
         block = blocks_of(chain, self.semi_autoregressive)
         best_first = in_order(masks, -(score + noise), block)
         if self.is_adaptive:
             first = jnp.min(jnp.where(masks, block, NEVER), axis=1, keepdims=True)
             here = jnp.take_along_axis(masks & (block == first), best_first, axis=1)
             measure = entropy(outputs) if self.rule == "entropy" else score
-            holds = self._holds(jnp.take_along_axis(measure, best_first, axis=1))
+            if self.rule != "entropy" and self.score == "probability":
+                measure = jnp.exp(measure)
+            measure = jnp.take_along_axis(measure, best_first, axis=1)
+            holds = scores.holds(self.rule, measure, self.limit)
             due = jnp.maximum(due, jnp.sum(here & holds, axis=1))
         return masks & (jnp.argsort(best_first, axis=1) < due[:, None])
-
-    def _holds(self, measure: Array) -> Array:
-        """Returns which positions the rule reveals, sorted by score: bool [B, L].
-
-        measure: log probabilities, margins, or entropies.
-        """
-        if self.rule == "entropy":
-            return jnp.cumsum(measure, axis=1) - jax.lax.cummax(measure, axis=1) <= self.limit
-        sure = jnp.exp(measure) if self.score == "probability" else measure
-        if self.rule == "threshold":
-            return sure >= self.limit
-        number = jnp.arange(1, sure.shape[1] + 1)
-        holds = (number + 1) * (1.0 - sure) <= self.limit
-        return jnp.cumprod(holds, axis=1) > 0
-
-
-def score_of(name: str, logits: Array, tokens: Array) -> Array:
-    """Returns a score of SCORES at each position, [B, L], from logits of tokens [B, L]."""
-    if name == "probability":
-        return log_probability(logits, tokens)
-    if name == "entropy":
-        return -entropy(logits)
-    log_mu = jax.nn.log_softmax(logits, axis=-1)
-    best, second = jnp.moveaxis(jax.lax.top_k(log_mu, 2)[0], -1, 0)
-    return jnp.exp(best) - jnp.exp(second)

@@ -11,10 +11,10 @@ from md4_jax.processes.lengths import ResizesMasks
 from md4_jax.processes.order import lowest
 from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.chain import Chain
-from md4_jax.samplers.confidence import SCORES, score_of
 from md4_jax.samplers.draw import draw_token, gumbel, probability
 from md4_jax.samplers.edit import merged
 from md4_jax.samplers.loop import further_steps
+from md4_jax.samplers.scores import SCORES, score_of
 from md4_jax.samplers.transforms import Transform
 
 LEAST = {"grow": 0, "masks": 1, "per_step": 1, "expansions": 0, "noise": 0}
@@ -113,7 +113,7 @@ class Resize:
         can_grow = (size < chain.memory.most) & (chain.memory.left > 0)
         logits = self._logits(denoiser, process, chain.z, held, can_grow)
         tokens = draw_token(of_token, self.transform(logits))
-        score = score_of(self.score, self._warm(logits), tokens)
+        score = score_of(self.score, self.transform.warm(logits), tokens)
         score = jnp.where(masks, score + self.noise * gumbel(of_order, score), -jnp.inf)
         due = jnp.minimum(self.per_step, jnp.sum(masks, axis=1))
         chosen = lowest(-score, due)
@@ -131,12 +131,6 @@ class Resize:
         logits = seen(jnp.where(held, z, process.mask_id), jnp.zeros(len(z)))
         expands = jnp.arange(logits.shape[-1]) == process.expand_id
         return jnp.where(expands & ~can_grow[:, None, None], -jnp.inf, logits)
-
-    def _warm(self, logits: Array) -> Array:
-        """Returns logits of the distribution that tokens are drawn from, at 1 for temperature 0."""
-        temperature = jnp.asarray(self.transform.temperature)
-        temperature = jnp.where(temperature > 0, temperature, 1.0)
-        return dataclasses.replace(self.transform, temperature=temperature)(logits)
 
     def _deleted(self, drawn: Array, masks: Array, given: Array) -> Array:
         """Marks the masks to remove, bool [B, L], given those where `delete` was drawn."""

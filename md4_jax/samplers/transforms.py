@@ -17,12 +17,15 @@ class Transform:
     Symbols as likely as the least likely one that is kept are kept too.
     temperature 0 gives the most likely symbol; top_k 0 and top_p 1 keep all symbols.
     excluded: symbols that are never drawn.
+    postponed: symbols that an order by confidence reveals after all others (LLaDA's
+    confidence_eos_eot_inf).
     """
 
     temperature: Array | float = 1.0
     top_p: Array | float = 1.0
     top_k: int = 0
     excluded: tuple[int, ...] = ()
+    postponed: tuple[int, ...] = ()
 
     def __call__(self, logits: Array) -> Array:
         """Returns logits [..., V] of at least float32, with excluded symbols at -inf."""
@@ -35,6 +38,12 @@ class Transform:
             smallest = jax.lax.top_k(logits, self.top_k)[0][..., -1:]
             logits = jnp.where(logits < smallest, -jnp.inf, logits)
         return jax.lax.cond(jnp.asarray(self.top_p) < 1.0, self._nucleus, lambda x: x, logits)
+
+    def warm(self, logits: Array) -> Array:
+        """Returns the same as a call, with temperature 1 in place of 0."""
+        temperature = jnp.asarray(self.temperature)
+        temperature = jnp.where(temperature > 0, temperature, 1.0)
+        return dataclasses.replace(self, temperature=temperature)(logits)
 
     def _nucleus(self, logits: Array) -> Array:
         """Keeps the most likely symbols whose probability reaches top_p, and ties at the edge.

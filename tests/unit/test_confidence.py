@@ -47,6 +47,19 @@ def test_without_temperature_the_likeliest_tokens_come_first():
     assert first_step(step) == [{1, 3, 5}] * 4
 
 
+@pytest.mark.parametrize("score", ["probability", "margin"])
+@pytest.mark.parametrize("late, first", [((), 3), ((2,), 1)])
+def test_late_symbols_come_last(score, late, first):
+    """Their share counts nowhere: of the first two, 0.5 / 0.6 is then more than 0.6 / 0.99."""
+    chances = jnp.asarray([[0.6, 0.39, 0.01], [0.5, 0.1, 0.4], [0.3, 0.001, 0.699], [0.01, 0, 1]])
+    logits = jnp.log(chances + 1e-9)
+    fixed = Denoiser(lambda z, t: jnp.broadcast_to(logits, (*z.shape, 3)), lambda h: h)
+    step = Confidence(score, per_step=1, transform=Transform(0.0, postponed=late))
+    chain = exact.chain_of(np.full((2, 4), 3))
+    z = np.asarray(step(fixed, Masking(3), chain, 0.5, 0.6, exact.keys_for(0, 2)).z)
+    assert [np.flatnonzero(row != 3).tolist() for row in z] == [[first]] * 2
+
+
 @pytest.mark.parametrize(
     "limit, places", [(0.97, {1}), (0.92, {1, 5}), (0.75, {1, 3, 5, 7}), (0.999, {1})]
 )

@@ -1,0 +1,75 @@
+"""Scores of positions, and how many masks a step reveals, for orders by confidence."""
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.protocols import Array
+from md4_jax.samplers.chain import NEVER, Chain
+from md4_jax.samplers.draw import entropy, log_probability
+from md4_jax.samplers.orders import blocks_of
+from md4_jax.samplers.reveal import masks_left
+
+SCORES = ("probability", "margin", "entropy")
+SPLITS = ("grid", "even", "floor")
+# Time at which Dream's steps end, by its default.
+EPS = 1e-3
+# Below every score, and finite: positions that are no masks have minus infinity.
+LEAST = -1e30
+
+
+def score_of(name: str, logits: Array, tokens: Array) -> Array:
+    """Returns a score of SCORES at each position, [B, L], from logits of tokens [B, L]."""
+    if name == "probability":
+        return jnp.maximum(log_probability(logits, tokens), LEAST)
+    if name == "entropy":
+        return -entropy(logits)
+    log_mu = jax.nn.log_softmax(logits, axis=-1)
+    best, second = jnp.moveaxis(jax.lax.top_k(log_mu, 2)[0], -1, 0)
+    return jnp.exp(best) - jnp.exp(second)
+
+
+def by_grid(process: RevealsMasks, chain: Chain, s: Array) -> Array:
+    """Returns how many masks to reveal so that floor((1 - alpha_s) n) are left: [B]."""
+    return jnp.sum(process.is_noise(chain.z), axis=1) - masks_left(process, chain, s)
+
+
+def evenly(process: RevealsMasks, chain: Chain, s: Array, t: Array, size: int) -> Array:
+    """Returns how many masks to reveal so that all steps of a block reveal the same number: [B].
+
+    If the steps do not divide the masks, the first steps reveal one more (LLaDA's code). The T
+    steps from t = 1 to 0 have equal lengths, and each block of `size` positions gets its share of
+    them; 0: one block.
+    """
+    masks, free = process.is_noise(chain.z), jnp.sum(~chain.prompt_mask, axis=1)
+    steps, left = (jnp.round(x / (t - s)).astype(jnp.int32) for x in (1.0, t))
+    block = jnp.broadcast_to(blocks_of(chain, size), masks.shape)
+    first = jnp.min(jnp.where(masks, block, NEVER), axis=1, keepdims=True)
+    here = jnp.sum(masks & (block == first), axis=1)
+    later = (-(-free // size) if size else 1) - 1 - first[:, 0]
+    own = jnp.maximum(left - later * steps // (later + 1 + first[:, 0]), 1)
+    return -(-here // own)
+
+
+def rounded_down(process: RevealsMasks, chain: Chain, s: Array, t: Array) -> Array:
+    """Returns the expected number of masks that a step of the process reveals, rounded down: [B].
+
+    The times are moved to end at EPS, and the last step reveals the rest (Dream's code).
+    """
+    masks = jnp.sum(process.is_noise(chain.z), axis=1)
+    begin, end = (EPS + (1.0 - EPS) * x for x in (t, s))
+    share = jnp.where(s > 0, 1.0 - end / begin, 1.0)
+    return jnp.floor(masks * share).astype(jnp.int32)
+
+
+def holds(rule: str, measure: Array, limit: Array | float) -> Array:
+    """Returns which positions, sorted by score, a rule of `Confidence` reveals: bool [B, L].
+
+    measure: probabilities or margins; for the rule entropy, entropies
+    """
+    if rule == "entropy":
+        return jnp.cumsum(measure, axis=1) - jax.lax.cummax(measure, axis=1) <= limit
+    if rule == "threshold":
+        return measure >= limit
+    number = jnp.arange(1, measure.shape[1] + 1)
+    return jnp.cumprod((number + 1) * (1.0 - measure) <= limit, axis=1) > 0
