@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch_saved
 from PIL import Image
 
 from md4_jax import autoencoders
@@ -21,6 +22,21 @@ def write(name: str, folder: Path, **changes: Any) -> Path:
     (folder / autoencoders.CONFIG).write_text(json.dumps(told | changes))
     shutil.copy(PUBLISHED / f"{name}.safetensors", folder / autoencoders.ARRAYS)
     return folder
+
+
+def llamagen(file: Path) -> Path:
+    """Writes the file of the tiny autoencoder of LlamaGen of tests/published."""
+    draw, arrays = np.random.RandomState(0), {}
+    shapes = json.loads((PUBLISHED / "llamagen_vq.json").read_text())["shapes"]
+    for name, shape in shapes.items():
+        values = draw.standard_normal(shape)
+        if len(shape) > 1:
+            values = values / np.sqrt(np.prod(shape[1:]))
+        else:
+            values = 0.2 * values + ("norm" in name and name.endswith("weight"))
+        arrays[name] = values.astype(np.float32)
+    arrays["quantize.codebook_used"] = np.zeros(65536, np.float32)
+    return torch_saved.write(file, {"model": arrays, "steps": 5})
 
 
 def pictures(folder: Path, sizes: tuple[tuple[int, int], ...]) -> None:

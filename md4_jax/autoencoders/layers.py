@@ -66,6 +66,12 @@ def nearest(vectors: Array, codebook: Array) -> Array:
     return jnp.argmin(away, axis=-1)
 
 
+def unit(vectors: Array) -> Array:
+    """Divides vectors [..., D] by their length, or by 1e-12 if it is less."""
+    length = jnp.sqrt(jnp.sum(vectors**2, axis=-1, keepdims=True))
+    return vectors / jnp.maximum(length, 1e-12)
+
+
 class Layers(NamedTuple):
     """Layers of one kind each, by the name of their arrays."""
 

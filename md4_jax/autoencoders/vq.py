@@ -1,7 +1,7 @@
-"""Published VQGAN: its folder, and images as codes.
+"""Published VQGAN: its folder or file, and images as codes.
 
 A folder has the layout of `VQModel` in the library diffusers: config.json, and the arrays in one
-safetensors file.
+safetensors file. A file is that of LlamaGen's autoencoder.
 """
 
 import functools
@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.autoencoders import layers
+from md4_jax.autoencoders import layers, llamagen
 from md4_jax.protocols import Array, UserError
 from md4_jax.runtime.paths import Place, replace
-from md4_jax.runtime.tensors import Tensors
+from md4_jax.runtime.tensors import TORCH, Tensors, write_file
 
 # Folder of a run, or of a saved model, that holds its autoencoder.
 FOLDER = "autoencoder"
@@ -35,9 +35,9 @@ FIXED = {"act_fn": "silu", "norm_type": "group"}
 
 
 class Autoencoder:
-    """VQGAN of a folder, as a map from images uint8 to codes and back.
+    """VQGAN of a folder or of a file, as a map from images uint8 to codes and back.
 
-    folder    the folder
+    folder    the folder or the file
     codes     size of the codebook
     channels  channels of an image
     factor    pixels per code, in height and in width
@@ -45,8 +45,9 @@ class Autoencoder:
     """
 
     def __init__(self, folder: Place, pixels: str = "auto"):
-        told = _config(folder)
+        told = _of_file(folder) if folder.name.endswith(TORCH) else _config(folder)
         self.folder, self._config = folder, told
+        self._is_llamagen = told["_class_name"] == llamagen.KIND
         self._pixels = _pixels(told, pixels)
         self._encoder, self._decoder = _stacks(folder, told)
         self.codes, self.channels = told["num_vq_embeddings"], told["in_channels"]
@@ -73,13 +74,24 @@ class Autoencoder:
         if (folder / CONFIG).exists():
             return
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ARRAYS).write_bytes((self.folder / ARRAYS).read_bytes())
-        replace(folder / CONFIG, json.dumps({**self._config, "pixels": self._pixels}))
+        if self._is_llamagen:
+            write_file(folder / ARRAYS, _tensors(self.folder), "pt")
+            told = {"_class_name": llamagen.KIND}
+        else:
+            (folder / ARRAYS).write_bytes((self.folder / ARRAYS).read_bytes())
+            told = self._config
+        replace(folder / CONFIG, json.dumps({**told, "pixels": self._pixels}))
 
     @functools.cached_property
     def _arrays(self) -> dict[str, np.ndarray]:
-        stored = Tensors(self.folder, ARRAYS)
+        stored = _tensors(self.folder)
+        if self._is_llamagen:
+            return llamagen.arrays(stored)
         return {name: np.asarray(stored[name], np.float32) for name in stored}
+
+    def _codebook(self, arrays: Mapping[str, Array]) -> Array:
+        codebook = jnp.asarray(arrays[llamagen.CODEBOOK])
+        return layers.unit(codebook) if self._is_llamagen else codebook
 
     @functools.cached_property
     def _encode(self) -> Callable[[Mapping[str, Array], Array], Array]:
@@ -89,7 +101,8 @@ class Autoencoder:
             values = low + (high - low) / 255.0 * images.astype(jnp.float32)
             with jax.default_matmul_precision(PRECISION):
                 vectors = layers.encoded(arrays, values, self._encoder)
-                return layers.nearest(vectors, arrays["quantize.embedding.weight"])
+                vectors = layers.unit(vectors) if self._is_llamagen else vectors
+                return layers.nearest(vectors, self._codebook(arrays))
 
         return jax.jit(codes)
 
@@ -98,7 +111,7 @@ class Autoencoder:
         low, high = RANGES[self._pixels]
 
         def images(arrays: Mapping[str, Array], codes: Array) -> Array:
-            vectors = jnp.asarray(arrays["quantize.embedding.weight"])[codes]
+            vectors = self._codebook(arrays)[codes]
             with jax.default_matmul_precision(PRECISION):
                 values = layers.decoded(arrays, vectors, self._decoder)
             unit = jnp.clip((values - low) / (high - low), 0.0, 1.0)
@@ -108,7 +121,7 @@ class Autoencoder:
 
 
 def read(folder: Place, pixels: str = "auto") -> Autoencoder:
-    """Reads the autoencoder of a folder.
+    """Reads the autoencoder of a folder, or of LlamaGen's file.
 
     pixels  values of black and white for the network: 'unit', 0 and 1; 'signed', -1 and 1; 'auto',
             those that config.json names, else 'unit' for aMUSEd's (lookup_from_codebook), and
@@ -134,10 +147,24 @@ class _Shape(NamedTuple):
     lookup_from_codebook: bool = False
 
 
+def _tensors(where: Place) -> Tensors:
+    """Returns the arrays of a folder or of a file."""
+    if where.name.endswith(TORCH):
+        return Tensors(where.parent, where.name)
+    return Tensors(where, ARRAYS)
+
+
+def _of_file(file: Place) -> dict[str, Any]:
+    return _Shape()._asdict() | llamagen.settings(_tensors(file), str(file))
+
+
 def _config(folder: Place) -> dict[str, Any]:
     """Reads config.json with the library's defaults; UserError if it is not that of a VQModel."""
     try:
         told = json.loads((folder / CONFIG).read_text())
+        if told.get("_class_name") == llamagen.KIND:
+            own = llamagen.settings(_tensors(folder), str(folder))
+            return _Shape()._asdict() | own | {"pixels": told.get("pixels")}
         if told.get("_class_name") != "VQModel":
             raise ValueError(f"_class_name is {told.get('_class_name')!r}")
     except (OSError, ValueError, AttributeError) as error:
@@ -154,7 +181,8 @@ def _config(folder: Place) -> dict[str, Any]:
 
 
 def _settings(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: told[key] for key in _Shape._fields}
+    more = [key for key in ("l2_norm",) if key in told]  # absent in hashes of other autoencoders
+    return {key: told[key] for key in (*_Shape._fields, *more)}
 
 
 def _stacks(folder: Place, told: Mapping[str, Any]) -> tuple[layers.Stack, layers.Stack]:

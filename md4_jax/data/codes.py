@@ -167,25 +167,33 @@ class CodedImages:
 
 
 def found_autoencoder(named: str, pixels: str) -> Autoencoder:
-    """Reads the autoencoder of a folder, or of hf:OWNER/NAME or hf:OWNER/NAME/FOLDER."""
+    """Reads the autoencoder of a folder or a file, or of hf:OWNER/NAME or hf:OWNER/NAME/FOLDER.
+
+    The last may also be a file, such as hf:FoundationVision/LlamaGen/vq_ds16_c2i.pt.
+    """
     if pixels not in ("auto", "unit", "signed"):
         raise UserError(
             f"data.autoencoder_pixels must be 'auto', 'unit' or 'signed', not {pixels!r}"
         )
     if named.startswith(MARK):
         return autoencoders.read(_fetched(named.removeprefix(MARK)), pixels)
-    folder = place(named, "data.autoencoder")
-    if not exists(folder) or not folder.is_dir():
-        raise UserError(f"data.autoencoder: there is no directory {folder}")
-    return autoencoders.read(folder, pixels)
+    where = place(named, "data.autoencoder")
+    is_file = named.endswith(autoencoders.FILES)
+    if not exists(where) or where.is_dir() == is_file:
+        raise UserError(
+            f"data.autoencoder: there is no {'file' if is_file else 'directory'} {where}"
+        )
+    return autoencoders.read(where, pixels)
 
 
 def _fetched(name: str) -> Place:
-    """Returns the local folder of a model of the hub, OWNER/NAME or OWNER/NAME/FOLDER."""
+    """Returns the local folder or file of a model of the hub, OWNER/NAME or OWNER/NAME/FOLDER."""
     owner, _, rest = name.partition("/")
     model, _, folder = rest.partition("/")
     if not owner or not model:
         raise UserError(f"data.autoencoder={MARK}{name} must be {MARK}OWNER/NAME or with /FOLDER")
+    if folder.endswith(autoencoders.FILES):
+        return Place(hub.model_file(f"{owner}/{model}", folder))
     above = f"{folder}/" if folder else ""
     for file in (autoencoders.ARRAYS, autoencoders.CONFIG):
         local = hub.model_file(f"{owner}/{model}", above + file)

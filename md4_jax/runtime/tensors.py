@@ -2,7 +2,7 @@
 
 A file consists of the length of its header in 8 bytes, the header (JSON with type, shape and
 offsets of each array), and the arrays. Several files of a folder have an index with the file of
-each array.
+each array. A file of `torch.save` is read if it is named itself (`torch_files`).
 """
 
 import json
@@ -16,11 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.protocols import UserError
+from md4_jax.runtime import torch_files
 from md4_jax.runtime.paths import Place, read_range
 
 FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+TORCH = (".pt", ".pth")  # endings of files of torch.save that are read if they are named
 # Name of a type in the format -> its name in NumPy.
 TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
@@ -150,6 +152,8 @@ def _is_model(folder: Place) -> bool:
 
 def _header(file: Place) -> dict[str, Stored]:
     """Reads the locations of the arrays in a file; UserError if it is damaged."""
+    if file.name.endswith(TORCH):
+        return {name: Stored(file, *part) for name, part in torch_files.arrays_of(file).items()}
     size = file.stat().length
     try:
         length = int.from_bytes(read_range(file, 0, 8), "little")

@@ -7,7 +7,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from autoencoder_folders import PUBLISHED, pictures, write
+import torch_saved
+from autoencoder_folders import PUBLISHED, llamagen, pictures, write
 from PIL import Image
 
 from md4_jax import autoencoders
@@ -21,6 +22,7 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import cache_root, place
 
 NAMES = ("vqgan", "vqgan_amused")
+HASH = "6dd113043f010ae08041cd4a6f3135d4e2799c4628366e728025086f939c10b2"  # of vqgan
 
 
 def answers(name: str) -> tuple[np.ndarray, ...]:
@@ -37,6 +39,39 @@ def test_codes_and_images_are_those_of_diffusers(name, tmp_path):
     np.testing.assert_array_equal(found.encode(images), codes)
     # Rounding to whole values may go either way.
     np.testing.assert_allclose(found.decode(codes).astype(int), decoded, atol=1)
+
+
+def test_codes_and_images_are_those_of_llamagen(tmp_path):
+    found = autoencoders.read(place(llamagen(tmp_path / "vq_ds16_c2i.pt")))
+    images, codes, decoded = answers("llamagen_vq")
+    assert (found.codes, found.channels, found.factor) == (40, 3, 2)
+    np.testing.assert_array_equal(found.encode(images), codes)
+    np.testing.assert_allclose(found.decode(codes).astype(int), decoded, atol=1)
+    found.keep(place(tmp_path / "copy"))
+    copy = autoencoders.read(place(tmp_path / "copy"))
+    assert copy.sha256 == found.sha256
+    np.testing.assert_array_equal(copy.encode(images), codes)
+    np.testing.assert_array_equal(copy.decode(codes), found.decode(codes))
+
+
+def test_files_of_autoencoders_are_found_by_their_ending(tmp_path, monkeypatch):
+    file = llamagen(tmp_path / "vq.pt")
+    found = codes.found_autoencoder(str(file), "auto")
+    assert found.sha256 == codes.found_autoencoder(str(file), "signed").sha256
+    asked = []
+    monkeypatch.setattr(codes.hub, "model_file", lambda *name: asked.append(name) or file)
+    assert codes.found_autoencoder("hf:A/B/c/vq.pt", "auto").sha256 == found.sha256
+    assert asked == [("A/B", "c/vq.pt")]
+    with pytest.raises(UserError, match=r"there is no file .*absent.pt"):
+        codes.found_autoencoder(str(tmp_path / "absent.pt"), "auto")
+    other = torch_saved.write(tmp_path / "other.pt", {"model": {"x": np.zeros(3, np.float32)}})
+    with pytest.raises(UserError, match="other.pt is not the VQ autoencoder of LlamaGen.*no array"):
+        codes.found_autoencoder(str(other), "auto")
+
+
+def test_the_hash_of_diffusers_autoencoders_is_that_of_older_versions(tmp_path):
+    own = autoencoders.read(place(write("vqgan", tmp_path / "a")))
+    assert own.sha256 == HASH
 
 
 def test_older_names_of_attention_are_read(tmp_path):
