@@ -70,7 +70,7 @@ def experiment(
         network = network._replace(time_free=True)
     transform = made.pop("transform")
     sampler_step, grid, evals = all_of(
-        lambda: _sampler(config["sample"], transform, objective),
+        lambda: _sampler(config["sample"], transform, objective, tuple(domain.shape)),
         lambda: (
             _optimal(sample, data, process, objective, workdir)
             if sample.grid == "optimal"
@@ -125,10 +125,15 @@ def _sections(config: dict[str, Any], domain: Domain, devices: list | None) -> d
     return dict(zip(makers, all_of(*makers.values()), strict=True))
 
 
-def _sampler(section: dict[str, Any], transform: Transform, objective: Objective) -> Any:
-    """Builds the sampler's step; options that its section omits are those of the objective."""
+def _sampler(
+    section: dict[str, Any], transform: Transform, objective: Objective, shape: tuple[int, ...]
+) -> Any:
+    """Builds the sampler's step; options that its section omits are those of the objective.
+
+    shape: that of the data
+    """
     trained = trained_options(class_of("sample", section["name"]), objective)
-    return build_section("sample", section, transform=transform, **trained)
+    return build_section("sample", section, transform=transform, shape=shape, **trained)
 
 
 def _transform(section: dict[str, Any], domain: Domain) -> Transform:

@@ -154,6 +154,11 @@ class PathLikelihood(OnBatches):
                 "sample.score=margin or entropy and sample.noise=0, or any_order, first_hitting, "
                 "ancestral with masks, eso or left_to_right"
             )
+        if getattr(step, "sharpened", 1.0) != 1.0:
+            raise UserError(
+                f"{key}: sample.sharpened={step.sharpened} changes the distribution in each step, "
+                "which this evaluator does not compute: set sample.sharpened=1"
+            )
         plain = type(step.transform)()
         for option in ("top_k", "top_p"):
             if getattr(step.transform, option) != getattr(plain, option):

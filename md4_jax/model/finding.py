@@ -35,22 +35,22 @@ def found(source: str) -> Found:
     if here.is_dir():
         return Found(here)
     if here.exists():
-        if source.endswith(hub.ENDING):
+        if source.endswith(hub.ENDINGS):
             return _of(here)
         raise UserError(
             f"{source} is a file, but must be the folder of a run or a model, or a model's "
-            f"{hub.ENDING}"
+            f"{', '.join(hub.ENDINGS)} file"
         )
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", source):
         try:
             return _of(hub.snapshot(source))
         except UserError as error:
             raise UserError(f"there is no folder {source}, and {error}") from error
-    raise UserError(f"there is no {'file' if source.endswith(hub.ENDING) else 'folder'} {source}")
+    raise UserError(f"there is no {'file' if source.endswith(hub.ENDINGS) else 'folder'} {source}")
 
 
 def _of(here: Place) -> Found:
-    return Found(here.parent, here.name) if here.name.endswith(hub.ENDING) else Found(here)
+    return Found(here.parent, here.name) if here.name.endswith(hub.ENDINGS) else Found(here)
 
 
 def folder_of(source: str) -> Place:

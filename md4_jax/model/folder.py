@@ -120,13 +120,21 @@ def export(model: Any, folder: Place) -> Place:
         print(f"warning: {lost}", file=sys.stderr)
     with filling(folder):
         tensors.write(folder, arrays, form="pt")
-        for name, text in (files_of(model.domain.tokenizer) | layout.files).items():
+        for name, text in (_files(model.domain, folder) | layout.files).items():
             (folder / name).write_text(text, encoding="utf-8")
         if model.form is not None:
             model.form.export(folder)
         told = with_mask(told, folder, layout.mask)
         replace(folder / FILE, json.dumps(told, indent=2) + "\n")
     return folder
+
+
+def _files(domain: Any, folder: Place) -> dict[str, str]:
+    """Returns the files of the tokenizer; writes the autoencoder of images, which has none."""
+    if hasattr(domain, "tokenizer"):
+        return files_of(domain.tokenizer)
+    domain.keep(folder)
+    return {}
 
 
 def _numbers(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,11 @@ from typing import Any
 
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
+from md4_jax.runtime.tensors import TORCH
 
 MARK = "hf:"
 ENDING = ".safetensors"
+ENDINGS = (ENDING, *TORCH)  # of a file that may be named itself
 # A checkpoint's files; none of them runs code when it is read. Templates run in a sandbox.
 BESIDE = ("*.json", "*.jinja", "*.txt", "*.bpe", "README.md")
 
@@ -18,7 +20,7 @@ def snapshot(name: str) -> Place:
 
     name  USER/NAME or USER/NAME@REVISION for the folder, whose subfolders are not fetched;
           USER/NAME/FILE.safetensors or USER/NAME@REVISION/FILE.safetensors for one file, which may
-          be in a subfolder, and the small ones beside it
+          be in a subfolder, and the small ones beside it. It may end in .pt or .pth too
     """
     repository, revision, file = parts(name.removeprefix(MARK))
     above = file.rpartition("/")[0]
@@ -46,7 +48,7 @@ def parts(name: str) -> tuple[str, str, str]:
 
     Revision and file may be missing, and are "" then. Before a file a revision has no slash.
     """
-    if name.endswith(ENDING):
+    if name.endswith(ENDINGS):
         match = re.fullmatch(r"([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)", name)
         if match is None:
             raise UserError(f"{MARK}{name} must be {MARK}USER/NAME/FILE{ENDING}")

@@ -1,8 +1,6 @@
 """Loading of a model: a run, a saved folder, or a checkpoint of another project."""
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from md4_jax.config import build, foreign, runs, same_network, schema
@@ -12,7 +10,7 @@ from md4_jax.data.chat import Chat
 from md4_jax.data.domains import Domain, TextDomain, stored_domain
 from md4_jax.data.tokenizers import END_OF_TEXT, BytePairs
 from md4_jax.experiment import Experiment
-from md4_jax.model import dreamon, esm, finding, parameters, peers, peft_reading, surplus
+from md4_jax.model import dreamon, esm, finding, maskgit, parameters, peers, peft_reading, surplus
 from md4_jax.model import origins as places
 from md4_jax.model.finding import Found
 from md4_jax.model.layout import Layout, Watched
@@ -69,7 +67,7 @@ def _own(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> 
     experiment = build.experiment(asked, domain, workdir=folder)
     facts = {"commit": told.get("commit", "unknown"), "results": told.get("results", {})}
     if is_run:
-        with _silent_checkpoints():
+        with parameters.silent_checkpoints():
             step, params = runs.averaged(experiment, folder)
         facts["results"] = _results(folder, step)
     elif is_folder(folder):
@@ -194,6 +192,8 @@ def _ordered(tensors: Arrays, peer: Peer, mask: int | None, rows: int) -> Arrays
 
 def _tokenizer(folder: Place, peer: Peer) -> dict[str, Any]:
     """Returns the config section of the tokenizer in the folder, or else on the hub."""
+    if peer.kind == maskgit.KIND:  # of images
+        return {}
     if peer.kind == esm.KIND:
         return esm.tokenizer_of(folder)
     if bpe_files.is_in(folder):
@@ -211,6 +211,8 @@ def _domain(folder: Place, peer: Peer, asked: dict[str, Any]) -> Domain:
     Entries of the tokenizer beyond the model's symbols must be added tokens. One symbol may have no
     entry; if the row of the mask is given, several may have none, since tables are padded.
     """
+    if peer.kind == maskgit.KIND:
+        return maskgit.domain(folder, peer, asked)
     mask = asked["tokenizer"].pop("mask", None)
     tokenizer = schema.build_section("tokenizer", asked["tokenizer"])
     entries, symbols = tokenizer.vocab_size, peer.symbols
@@ -280,18 +282,6 @@ def _check_mask(folder: Place, peer: Peer, mask: int) -> None:
             f"{folder}: the mask is {mask} (mask_token_id of config.json, or tokenizer.mask), but "
             f"must be below the vocabulary size of {peer.symbols + 1}"
         )
-
-
-@contextlib.contextmanager
-def _silent_checkpoints() -> Iterator[None]:
-    """Silences the checkpoint library's log while reading."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _results(workdir: Place, step: int) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Loading of stored parameters onto a mesh, array by array."""
 
+import contextlib
 import functools
+import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -126,3 +128,15 @@ def _setter(sharding: NamedSharding) -> Callable:
     """Returns a program (whole, layer, number) -> whole with that layer, in place."""
     update = functools.partial(jax.lax.dynamic_update_index_in_dim, axis=0)
     return jax.jit(update, donate_argnums=0, out_shardings=sharding)
+
+
+@contextlib.contextmanager
+def silent_checkpoints() -> Iterator[None]:
+    """Silences the checkpoint library's log while reading."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

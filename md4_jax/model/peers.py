@@ -8,7 +8,18 @@ from typing import Any
 
 from md4_jax.config import files
 from md4_jax.data import bpe_files
-from md4_jax.model import decoders, dits, e2d2, esm, experts, gemma, gpt2, modernbert, smdm
+from md4_jax.model import (
+    decoders,
+    dits,
+    e2d2,
+    esm,
+    experts,
+    gemma,
+    gpt2,
+    maskgit,
+    modernbert,
+    smdm,
+)
 from md4_jax.model.peer import UNKNOWN, Peer, agree, check_built, needed
 from md4_jax.model.told import Told
 from md4_jax.networks import NETWORKS, published
@@ -61,6 +72,8 @@ def kind_of(told: Mapping[str, Any], tensors: Tensors) -> str:
         return "md4"
     if smdm.FIRST in tensors:
         return "smdm"
+    if maskgit.is_one(tensors):
+        return maskgit.KIND
     if dits.prefix_of(tensors) is not None:
         if not any("sigma_map." in name for name in tensors):
             return "radd"
@@ -83,7 +96,8 @@ def config_of(found: Peer, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     known = {"name", *(field.name for field in dataclasses.fields(NETWORKS[network["name"]]))}
     config["network"] = {key: value for key, value in network.items() if key in known}
     config["data"] = {"name": "text", "path": "", "length": found.length}
-    config["tokenizer"] = dict(tokenizer) | ({} if found.mask is None else {"mask": found.mask})
+    if tokenizer:  # images have none
+        config["tokenizer"] = dict(tokenizer) | ({} if found.mask is None else {"mask": found.mask})
     # Copies: keys may be overridden, and models share what is the same for all of a kind.
     config |= {name: copy.deepcopy(found.sections[name]) for name in ("process", "objective")}
     config["sample"]["grid"] = "uniform"
@@ -171,6 +185,7 @@ KINDS = {
     esm.KIND: esm.peer,
     gemma.KIND: gemma.peer,
     "smdm": smdm.peer,
+    maskgit.KIND: maskgit.peer,
     **experts.KINDS,
     **dict.fromkeys(decoders.KINDS, decoders.peer),
 }

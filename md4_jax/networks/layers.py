@@ -18,7 +18,7 @@ from md4_jax.networks.condition import activations, modulation
 from md4_jax.networks.dropout import folded, for_adapter, kept, scaled
 from md4_jax.networks.experts import Experts
 from md4_jax.networks.feed_forward import FeedForward
-from md4_jax.networks.linear import Linear, Normalize
+from md4_jax.networks.linear import Linear, Normalize, normalized_heads
 from md4_jax.networks.ordered import InOrder
 from md4_jax.networks.positions import places, places_from, places_of_halves
 from md4_jax.networks.rotary import grown, rotate
@@ -69,8 +69,7 @@ class Attention(nn.Module):
             )
         )  # fmt: skip
         if o.qk_norm:
-            made = partial(Normalize, gain=True, eps=o.norm_eps)
-            query, key = made(name="query_norm")(query), made(name="key_norm")(key)
+            query, key = normalized_heads(o, query, key)
         fewer = isinstance(index, Chosen | Symbols)
         if fewer:
             query, key, value = index.spread(query, key, value)

@@ -1,5 +1,8 @@
 """Linear layers, normalisation and their initial values."""
 
+from functools import partial
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -116,3 +119,14 @@ class Normalize(nn.Module):
         if self.bias:
             y = y + self.param("bias", nn.initializers.zeros, (x.shape[-1],))
         return y.astype(x.dtype)
+
+
+def normalized_heads(o: Any, query_BxLxHxDh: Array, key_BxLxHxDh: Array) -> tuple[Array, Array]:
+    """Normalises queries and keys: each head with a gain, or all heads together without one."""
+    if not o.joint_norm:
+        made = partial(Normalize, gain=True, eps=o.norm_eps)
+        return made(name="query_norm")(query_BxLxHxDh), made(name="key_norm")(key_BxLxHxDh)
+    return tuple(
+        Normalize(gain=False, eps=o.norm_eps)(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
+        for x in (query_BxLxHxDh, key_BxLxHxDh)
+    )

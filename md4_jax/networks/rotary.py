@@ -199,7 +199,7 @@ def check_rotary(o: Any) -> None:
             "0 with low < high"
         )
     turned = o.rotary_part * o.attention_size
-    if not 0 < o.rotary_part <= 1 or turned % 2:
+    if not 0 < o.rotary_part <= 1 or (turned % 2 and not o.positions):
         raise UserError(
             f"network.rotary_part={o.rotary_part} must lie in (0, 1], and that part of the "
             f"{o.attention_size} features of a head, {turned:g}, must be an even number"

@@ -124,7 +124,7 @@ class Transformer(Positions):
     rotary: ClassVar[bool] = True
     has_vectors: ClassVar[bool] = True  # whether each symbol has a learned vector
     hidden_dropout: ClassVar[float] = 0.0
-    reach, bare = None, False  # tokens seen on each side (None: all); no norm before attention
+    reach, bare, joint_norm = None, False, False  # of modernbert, modernbert and maskgit
 
     vocab_size: int
     size: int = 768
@@ -195,7 +195,7 @@ class Transformer(Positions):
                 f"network.size={self.size} must be a multiple of twice network.heads={self.heads} "
                 "(rotary positions need an even head size), or set network.head_dim"
             )
-        if self.head_dim % 2:
+        if self.head_dim % 2 and not self.positions:
             raise UserError(f"network.head_dim={self.head_dim} must be even, for rotary positions")
         check_shifted(self)
         check_context(self)

@@ -39,7 +39,7 @@ RULES = (
     (r"router/kernel$", P("fsdp", None)),
     (r"embedding$", P("tensor", "fsdp")),
     (r"label_table$", P(None, "fsdp")),
-    (r"positions$", P(None, "fsdp")),
+    (r"(positions|registers)$", P(None, "fsdp")),
     (r"(missing|replaced)/kernel$", P("fsdp", None)),
     (r"class_head/kernel$", P("fsdp", None)),  # there are few classes
     (r"class_head/bias$", P(None)),
@@ -52,7 +52,7 @@ RULES = (
     (r"conv_in/kernel$", P(None, "fsdp")),
     (r"conv_out/kernel$", P("fsdp", None)),
     (r"(modulation|time_in|time_out)/kernel$", P("fsdp", None)),
-    (r"(scales?|bias|ns_coeffs|raw_power)$", P(None)),
+    (r"(scales?|bias|final_bias|ns_coeffs|raw_power)$", P(None)),
     (r"companion/(counts|sequences|symbols|others|shares)$", P()),
     (r"mixture/hidden/kernel$", P(None, "fsdp")),
     (r"mixture/(gates_)?of_(evidence|features)/kernel$", P("fsdp", None)),

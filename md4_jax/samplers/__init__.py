@@ -7,6 +7,7 @@ from md4_jax.samplers.entropy_bound import EntropyBound
 from md4_jax.samplers.eso import Eso
 from md4_jax.samplers.flow import Flow
 from md4_jax.samplers.grids import cosine, log_linear, uniform
+from md4_jax.samplers.halton import Halton
 from md4_jax.samplers.insertion import Insert
 from md4_jax.samplers.jumps import Euler, TauLeaping
 from md4_jax.samplers.left_to_right import LeftToRight
@@ -32,6 +33,7 @@ SAMPLERS = {
     "euler": Euler,
     "first_hitting": FirstHitting,
     "flow": Flow,
+    "halton": Halton,
     "insert": Insert,
     "left_to_right": LeftToRight,
     "masked_edit": MaskedEdit,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.protocols import Array, Denoiser, Needs
@@ -35,11 +36,22 @@ class RevealSchedule(NamedTuple):
            token is drawn
     time   float32 [B, L], the time of the network evaluation, the same within a round of a sequence
     rank   int32 [B, L], the order for a network that reads in an order, or None
+    factor  float32 [B, L], by which logits are multiplied, the same within a round; None: 1
     """
 
     round: Array
     time: Array
     rank: Array | None = None
+    factor: Array | None = None
+
+    def sharper(
+        self, transform: Callable[[Array], Array], index: Array
+    ) -> Callable[[Array], Array]:
+        """Returns the transform of logits [B, P, V] in the round of the positions index [B, P]."""
+        if self.factor is None:
+            return transform
+        factor_Bx1 = jnp.take_along_axis(self.factor, index[:, :1], axis=1)
+        return lambda logits: transform(logits * factor_Bx1[..., None])
 
 
 NEVER = np.iinfo(np.int32).max

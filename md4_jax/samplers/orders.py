@@ -40,7 +40,7 @@ def in_order(chosen: Array, values: Array, block: Array | int = 0) -> Array:
     return jnp.lexsort((values, jnp.where(chosen, block, NEVER)), axis=1)
 
 
-def _ranks(values: Array, chosen: Array, block: Array | int = 0) -> Array:
+def ranked(values: Array, chosen: Array, block: Array | int = 0) -> Array:
     """Rank of each chosen position by block, then by value, in ascending order: int32 [B, L]."""
     return jnp.argsort(in_order(chosen, values, block), axis=1).astype(jnp.int32)
 
@@ -86,7 +86,7 @@ class FirstHitting(InOrder):
         until, since = (process.schedule.one_minus_alpha(jnp.asarray(grid[i])) for i in (0, -1))
         noise = since * uniforms(keys, chain.z.shape[1])
         reached = process.is_noise(chain.z) & (noise >= until)
-        rank = _ranks(-noise, reached)
+        rank = ranked(-noise, reached)
         return RevealSchedule(jnp.where(reached, rank, NEVER), process.schedule.inverse(noise))
 
     def rounds(self, length: int, steps: int) -> int:
@@ -148,7 +148,7 @@ class AnyOrder(InOrder):
             here = uniforms(keys, length)
         elif self.order == "right_to_left":
             here = -here
-        ranks = _ranks(here, chosen, blocks_of(chain, self.semi_autoregressive))
+        ranks = ranked(here, chosen, blocks_of(chain, self.semi_autoregressive))
         if not self.per_step:
             return _by_grid(process, chain, ranks, grid)
         rank = ranks // self.per_step

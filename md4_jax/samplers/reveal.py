@@ -165,7 +165,7 @@ def one_pass(
     later = (schedule.round >= now) & (schedule.round < NEVER)
     seen = jnp.where(later, passes.start, state.z)
     reader = denoiser if schedule.rank is None else reading(denoiser, schedule.rank)
-    tokens, chances = draw_at(reader, transform, seen, time, index, keys)
+    tokens, chances = draw_at(reader, schedule.sharper(transform, index), seen, time, index, keys)
     where = jnp.where(valid, index, length)
     put = jax.vmap(lambda row, where, new: row.at[where].set(new, mode="drop"))
     return Drawing(

@@ -15,6 +15,7 @@ from md4_jax.networks.diffusion_gemma import DiffusionGemma
 from md4_jax.networks.encoder_decoder import EncoderDecoder
 from md4_jax.networks.esm import Esm
 from md4_jax.networks.layers import LocalMixing
+from md4_jax.networks.maskgit import MaskGit
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.ordinal import log_masses
 from md4_jax.networks.partition import Partition
@@ -48,7 +49,7 @@ def test_initial_logits_are_zero_and_one_for_each_clean_symbol(make):
     params = jax.jit(network.init)(jax.random.key(0))
     out = logits(network, params)
     assert out.shape == (3, 6, 65) and out.dtype == jnp.float32
-    if make is not DiffusionGemma:  # whose head is its table of symbols
+    if make not in (DiffusionGemma, MaskGit):  # whose head is their table of symbols
         np.testing.assert_array_equal(out, 0.0)
     assert logits(network, perturbed(params)).shape == (3, 6, 65)
 
@@ -92,7 +93,7 @@ def test_every_position_sees_every_other(make):
 @every_network
 @pytest.mark.cases(3)
 def test_time_is_used_if_and_only_if_the_network_says_so(make):
-    if make in (Partition, ModernBert, Esm, DiffusionGemma, EncoderDecoder):
+    if make in (Partition, ModernBert, Esm, MaskGit, DiffusionGemma, EncoderDecoder):
         pytest.skip("these networks are never told the time, which their own tests check")
     conditioned, params = built(make)
     assert not conditioned.time_free
@@ -427,7 +428,8 @@ def test_every_parameter_learns_from_the_true_initialisation(make, time_conditio
     """Zeros that multiply zeros would never move: after four plain steps every array has."""
     if make is EncoderDecoder:
         pytest.skip("its encoder learns in blocks, which test_encoder_decoder.py checks")
-    options = dict(time_conditioning=time_conditioning and make not in (Partition, ModernBert, Esm))
+    timed = make not in (Partition, ModernBert, Esm, MaskGit)
+    options = dict(time_conditioning=time_conditioning and timed)
     if make is DiffusionGemma:
         options = {}
     if make is Transformer:
