@@ -52,7 +52,8 @@ class Binding(NamedTuple):
         """Returns the denoiser. Raises UserError for a context that the network cannot use."""
         # The keys also draw the noise of the forward process.
         keys = None if keys is None else folded(keys, DROPOUT)
-        return self._bound(params, self._context(context, keys), counts)
+        told = self._context(context, keys)
+        return self._bound(params, told, counts)._replace(label=told.get("label"))
 
     def _bound(self, params: Params, told: dict[str, Array], counts: Bound | None) -> Denoiser:
         module, variables = self.module, {"params": params}

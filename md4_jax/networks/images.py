@@ -89,7 +89,7 @@ class Binding(NamedTuple):
         told = checked_context(self.options, context, keys, ("label",))
         if keys is not None and self.options.dropout:
             told["keys"] = keys
-        return self._bound(params, told)
+        return self._bound(params, told)._replace(label=told.get("label"))
 
     def _bound(self, params: Params, told: dict[str, Array]) -> Denoiser:
         def features(z: Array, t: Array) -> Array:

@@ -159,6 +159,7 @@ class Denoiser(NamedTuple):
     ordered   `Ordered`, its functions of tokens in an order of their own, or None
     within    segments int32 [B, L] -> the denoiser in which a token attends only to tokens of its
               own segment, or None
+    label     classes [B] that the network reads in training, some of them hidden, or None
     """
 
     features: Callable[[Array, Array], Array]
@@ -175,6 +176,7 @@ class Denoiser(NamedTuple):
     ordered: Ordered | None = None
     within: Callable[[Array], "Denoiser"] | None = None
     behaviour: Any = None
+    label: Array | None = None
 
     def __call__(self, z: Array, t: Array) -> Array:  # logits [B, L, V]
         return self.unembed(self.features(z, t))

@@ -53,13 +53,18 @@ def with_others(network: Network, others: dict, fixed: Params) -> Network:
 
 
 def with_teacher(network: Network, teacher: Params, round: Array) -> Network:
-    """Adds a teacher with these parameters to the network's denoisers; () adds none."""
+    """Adds a teacher with these parameters to the network's denoisers; () adds none.
+
+    It reads the same classes as the student, from which training hides some: what the student
+    predicts without a class is compared with what the teacher predicts without it.
+    """
     if not teacher:
         return network
 
     def bind(params: Params, context: dict, keys: Array | None, *known) -> Denoiser:
         student = network.bind(params, context, keys, *known)
-        return _beside(student, "teacher", Teacher(network.denoiser(teacher, context), round))
+        told = context if student.label is None else {**context, "label": student.label}
+        return _beside(student, "teacher", Teacher(network.denoiser(teacher, told), round))
 
     return network._replace(bind=bind)
 

@@ -13,6 +13,7 @@ from scipy import special
 
 from md4_jax.config import build, schema
 from md4_jax.networks.transformer import Transformer
+from md4_jax.networks.unet import UNet
 from md4_jax.objectives import head
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.dcd import DCD
@@ -427,3 +428,28 @@ def test_a_teacher_of_repeated_rows_has_their_labels():
         expected = np.repeat(one(TOKENS[:2], times[:2]), 2, axis=0)
         np.testing.assert_allclose(many(z, times), expected, rtol=1e-5, atol=1e-6)
     assert int(several.teacher.round) == 1
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_a_teacher_reads_the_classes_that_training_hides_from_its_student(images):
+    """A student without a class has the target of a teacher without it: equal models agree."""
+    made, rows = network(classes=3, label_dropout=0.5), 16
+    if images:
+        sizes = dict(shape=(2, 1, 1), channels=64, blocks=1)
+        made = UNet(5, classes=3, label_dropout=0.5, **sizes).build()
+    params = moved(made.init(jax.random.key(0)), 1)
+    whole = {"network": params, "process": Masking(5)}
+    taught = teaching.with_teacher(made, whole, jnp.int32(0))
+    context, z = {"label": jnp.arange(rows) % 3}, jnp.full((rows, 2), 5)
+    student = taught.denoiser(whole, context, jax.random.split(jax.random.key(4), rows))
+    logits, targets, told, free = (
+        np.asarray(denoiser(z, jnp.full(rows, 0.5)))
+        for denoiser in (
+            student, student.teacher.denoiser, made.denoiser(whole, context), made.denoiser(whole)
+        )
+    )  # fmt: skip
+    np.testing.assert_allclose(logits, targets, rtol=1e-5, atol=1e-6)
+    away = [np.abs(logits - each).max(axis=(1, 2)) for each in (told, free)]
+    hidden = away[0] > away[1]
+    assert 0 < hidden.sum() < rows
+    np.testing.assert_array_less(np.where(hidden, away[1], away[0]), 1e-5)
