@@ -56,11 +56,11 @@ class Tables(Rows):
         }
 
     def announced(self, state: Mapping[str, Array], batch: Batch) -> Batch:
-        """Adds to the context of a training batch which of its tokens have been counted."""
+        """Adds to the context of a training batch its tokens, ~token where one is not counted."""
         if batch.number is None:
             return batch
         counted = batch.loss_mask & (batch.number < state["sequences"])[:, None]
-        own = jnp.where(counted, batch.tokens, -1)
+        own = jnp.where(counted, batch.tokens, ~batch.tokens)
         return batch._replace(context={**batch.context, COUNTED: own})
 
     def evidence(
@@ -72,17 +72,28 @@ class Tables(Rows):
     ) -> Evidence:
         """Looks up each position in the tables.
 
-        own: tokens [B, L] whose own count is subtracted; -1: none is.
+        own: the text [B, L] from which own counts are subtracted; ~token: without own count.
         """
         found = self.looked_up(z, segments)
         counts = codes.decoded(state["counts"][found])
         counts = constrain(counts, BATCH_AXES, CONTEXT, None, None)
         if own is not None:
-            counts = counts - jax.nn.one_hot(own, self.vocab_size, dtype=jnp.int32)[:, :, None]
+            counts = counts - self._own_counts(z, segments, own, found)
         counted = jnp.sum(counts, axis=-1)
         shares = (counts + PRIOR / self.vocab_size) / (counted + PRIOR)[..., None]
         log_ratios = jnp.log(shares * self.vocab_size)
         return Evidence(log_ratios, counts.astype(jnp.float32), counted.astype(jnp.float32))
+
+    def _own_counts(self, z: Array, segments: Array | None, own: Array, found: Array) -> Array:
+        """Returns how often each position counted its token in the rows found: [B, L, K, V].
+
+        A teacher's draws and rejected answers are other neighbours than those of the text, and
+        their rows have not counted the token.
+        """
+        text = jnp.where(z == self.vocab_size, z, jnp.where(own < 0, ~own, own))
+        there = found == self.looked_up(text, segments)
+        at_own = jax.nn.one_hot(own, self.vocab_size, dtype=jnp.int32)
+        return at_own[:, :, None] * there[..., None]
 
     def bound(self, state: Mapping[str, Array]) -> Bound:
         """Returns the tables with this state."""

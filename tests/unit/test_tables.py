@@ -280,12 +280,34 @@ def test_a_token_of_the_training_text_is_looked_up_without_its_own_count():
     assert (found.counted[0] == plain.counted[0] - 1).all()
 
 
+def test_only_rows_between_the_neighbours_of_the_text_have_counted_a_token():
+    """A teacher draws other tokens, and a rejected answer has other ones."""
+    text = numbered(0, 1, 2)
+    state = {**learned(text), "sequences": jnp.int32(3)}
+    batch = TABLES.announced(state, numbered(1))
+    z = batch.tokens.at[:, 2::3].set(V)
+    z = z.at[:, 4].set((batch.tokens[:, 4] + 1) % V)
+    found = TABLES.evidence(state, z, own=batch.context[COUNTED])
+    assert (found.counts >= 0).all() and jnp.isfinite(found.estimates).all()
+    plain = TABLES.evidence(state, z)
+    for position in range(9):
+        counted = text.loss_mask.at[1, position].set(False)
+        expected = TABLES.evidence(learned(text._replace(loss_mask=counted)), z)
+        for one, other in zip(found[:3], expected[:3], strict=True):
+            np.testing.assert_allclose(one[0, position], other[0, position], rtol=1e-6)
+    # Next to the other token some rows have counted the own token, and some have not.
+    assert set(np.unique((plain.counted - found.counted)[0, 3])) == {0, 1}
+
+
 def test_tokens_that_do_not_count_have_no_own_count():
     state = {**TABLES.init(), "sequences": jnp.int32(4)}
     batch = numbered(3)._replace(loss_mask=jnp.arange(9)[None] % 2 == 0)
     own = TABLES.announced(state, batch).context[COUNTED]
     np.testing.assert_array_equal(own[0, ::2], batch.tokens[0, ::2])
-    np.testing.assert_array_equal(own[0, 1::2], -1)
+    np.testing.assert_array_equal(own[0, 1::2], ~batch.tokens[0, 1::2])
+    found, plain = (TABLES.evidence(filled(), batch.tokens, own=x) for x in (own, None))
+    fewer = np.asarray(plain.counted - found.counted)[0]
+    assert (fewer[::2] == 1).all() and (fewer[1::2] == 0).all()
     # A batch that is not of the training data has none at all.
     assert TABLES.announced(state, batch_of(batch.tokens)).context == {}
 
