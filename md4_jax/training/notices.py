@@ -59,7 +59,8 @@ class Signals:
             f"{name}: the run saves and stops {when}. A second signal stops it at once, without "
             "saving"
         )
-        os.write(2, f"\n{said}\n".encode())
+        with contextlib.suppress(OSError):  # the terminal, or who reads a pipe, is gone
+            os.write(2, f"\n{said}\n".encode())
         if self._interrupts:
             self._interrupts = False
             raise Interrupted

@@ -1,6 +1,8 @@
 """Stopping and saving by signals and by the clock, alike on all processes."""
 
+import contextlib
 import math
+import os
 import signal
 import threading
 
@@ -167,6 +169,31 @@ def test_a_signal_is_recorded_and_the_next_one_is_not(capfd):
     assert "SIGTERM: the run saves and stops after this step" in capfd.readouterr().err
     received.release()
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@contextlib.contextmanager
+def unread():
+    """Makes standard error a pipe whose reader has ended; not a fixture, since pytest resets it."""
+    kept, (read, write) = os.dup(2), os.pipe()
+    os.close(read)
+    os.dup2(write, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(write)
+        os.close(kept)
+
+
+def test_a_signal_is_recorded_if_nobody_reads_what_is_said():
+    """An error in the handler would end the run without a save."""
+    signals = Signals()
+    try:
+        with unread():
+            signal.raise_signal(signal.SIGTERM)
+        assert signals.number == signal.SIGTERM
+    finally:
+        signals.release()
 
 
 def test_a_lost_terminal_saves_once_and_does_not_stop():
