@@ -36,8 +36,12 @@ class Lasting:
 def outlive() -> None:
     """Makes this process continue when its output cannot be written; its logs are in files.
 
-    Streams that are closed at the start are None; their file descriptors would be reused by files.
+    Streams that are closed at the start are None. Their file descriptors get the null device:
+    otherwise the next files would have these numbers, to which libraries in C write.
     """
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(number)
     is_whole = sys.stdout and sys.stderr
     silent = None if is_whole else open(os.devnull, "w")  # noqa: SIM115
     sys.stdout, sys.stderr = Lasting(sys.stdout or silent), Lasting(sys.stderr or silent)
