@@ -1,5 +1,7 @@
 """Training loop: restore, step, log, save, evaluate."""
 
+import contextlib
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -105,17 +107,20 @@ def _opened(
     before = spent if host is None else max(0.0, host.get("elapsed", 0.0))
     if budget and host is not None and not one_budget:
         budget += before
-    notices = Notices(signals, budget, experiment.checkpoint.seconds, before)
-    progress = Progress(experiment.train.num_steps, step, enabled=primary, budget=notices.left)
-    writer = _writer(experiment, workdir, step, progress.say) if primary else NullWriter()
-    traced = experiment.log.profile if primary else ()
-    profile = Profile(traced, workdir / "profile", progress.say)
-    log = TrainLog(writer, progress, _log_settings(experiment, notices))
-    if host is not None:
-        data.set_state(back.position(workdir, step, host["data"]))
-        log.set_state(host["log"])
-    saver = Saver(checkpoints, log, data, text, notices, figure_of(experiment))
-    checkpoints.best = saver.best
+    with contextlib.ExitStack() as failed:
+        failed.callback(signals.release)
+        notices = Notices(signals, budget, experiment.checkpoint.seconds, before)
+        progress = Progress(experiment.train.num_steps, step, enabled=primary, budget=notices.left)
+        writer = _writer(experiment, workdir, step, progress.say) if primary else NullWriter()
+        traced = experiment.log.profile if primary else ()
+        profile = Profile(traced, workdir / "profile", progress.say)
+        log = TrainLog(writer, progress, _log_settings(experiment, notices))
+        if host is not None:
+            data.set_state(back.position(workdir, step, host["data"]))
+            log.set_state(host["log"])
+        saver = Saver(checkpoints, log, data, text, notices, figure_of(experiment))
+        checkpoints.best = saver.best
+        failed.pop_all()
     return Run(saver, log, data, progress, writer, profile, signals, notices), state
 
 
@@ -181,9 +186,9 @@ def _writer(
 ) -> Writer:
     """Returns the writer of a run that resumes from `step`, with its trackers."""
     run = Tracked(workdir, experiment.config, step)
-    trackers = Trackers(words(experiment.log.trackers), run, say)
-    again = experiment.checkpoint.retries
-    return Writer(workdir, resume_step=step, trackers=trackers, retries=again)
+    names, again = words(experiment.log.trackers), experiment.checkpoint.retries
+    make = functools.partial(Trackers, names, run, say)
+    return Writer(workdir, resume_step=step, trackers=make, retries=again)
 
 
 def _log_settings(experiment: Experiment, notices: Notices) -> LogSettings:

@@ -25,6 +25,7 @@ class Writer:
     """Writer of metrics.jsonl, with one JSON object per line, and of the run's trackers.
 
     Rows after `resume_step` are dropped at the start, because these steps will run again.
+    trackers: opens the trackers; called last, so that none is open if the file cannot be written.
     retries: number of retries of a failed write, with growing pauses.
     """
 
@@ -33,10 +34,10 @@ class Writer:
         workdir: Place,
         *,
         resume_step: int,
-        trackers: Trackers | None = None,
+        trackers: Callable[[], Trackers] | None = None,
         retries: int = 0,
     ):
-        self._path, self._trackers = workdir / "metrics.jsonl", trackers
+        self._path = workdir / "metrics.jsonl"
         self._retries = retries
         self._pause = OBJECT_PAUSE if is_remote(workdir) else 0.0
         self._pending: list[str] = []
@@ -48,6 +49,7 @@ class Writer:
                 self._rows.setdefault(row["step"], {}).update(row)
             text = "".join(json.dumps(row) + "\n" for row in rows)
             patiently(lambda: replace(self._path, text), retries)
+        self._trackers = None if trackers is None else trackers()
 
     def has(self, step: int, prefix: str) -> bool:
         """Returns whether a metric with this prefix has been written for the step."""

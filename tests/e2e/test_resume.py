@@ -197,6 +197,18 @@ def test_a_finished_run_started_again_changes_nothing(copy, run, tiny, rows):
     assert (after.st_ino, after.st_mtime_ns) == (tokenizer.st_ino, tokenizer.st_mtime_ns)
 
 
+def test_a_run_that_cannot_begin_leaves_the_signals_as_they_were(copy, refused, tiny):
+    """Otherwise Ctrl-C would not end the next runs of a sweep; and it opens no trackers."""
+    log, events = copy / "metrics.jsonl", copy / "tensorboard"
+    log.unlink()
+    log.mkdir()
+    kept = set(events.iterdir())
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert "metrics.jsonl: Is a directory" in refused("--config", tiny, "--workdir", copy)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert set(events.iterdir()) == kept
+
+
 def test_what_decides_how_often_may_change(copy, run, tiny, rows):
     ended = run(
         *(

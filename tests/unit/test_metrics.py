@@ -1,5 +1,6 @@
 """Units, the pooled likelihood with its standard error, and the written rows."""
 
+import functools
 import io
 import json
 import math
@@ -128,8 +129,9 @@ def test_a_hopeless_model_has_a_finite_perplexity():
 
 
 def write(directory, resume_step, *rows):
-    trackers = Trackers(["tensorboard"], Tracked(directory, {}, resume_step), print)
-    writer = Writer(directory, resume_step=resume_step, trackers=trackers)
+    run = Tracked(directory, {}, resume_step)
+    make = functools.partial(Trackers, ["tensorboard"], run, print)
+    writer = Writer(directory, resume_step=resume_step, trackers=make)
     for step, numbers in rows:
         writer.write(step, numbers)
     writer.close()

@@ -1,6 +1,7 @@
 """Writes that fail for a while are repeated; a failure that stays names file and errno."""
 
 import errno
+import functools
 import os
 
 import jax
@@ -109,8 +110,8 @@ def test_a_row_is_on_the_disk_when_it_is_written(tmp_path, monkeypatch):
 
 def test_tensorboard_ends_alone(tmp_path, monkeypatch):
     said, run = [], Tracked(paths.place(tmp_path), {}, 0)
-    trackers = Trackers(["tensorboard"], run, said.append)
-    writer = Writer(paths.place(tmp_path), resume_step=0, trackers=trackers)
+    make = functools.partial(Trackers, ["tensorboard"], run, said.append)
+    writer = Writer(paths.place(tmp_path), resume_step=0, trackers=make)
     with monkeypatch.context() as patch:
         patch.setattr(RecordWriter, "write", failing(1, RecordWriter.write))
         for step in range(1, 30):

@@ -1,5 +1,6 @@
 """Trackers of a run: what they are sent, and that none of them ends training."""
 
+import functools
 import importlib
 import json
 import math
@@ -32,8 +33,8 @@ def wandb(monkeypatch):
 def opened(workdir, names=("wandb",), step=0, say=print) -> Writer:
     workdir = place(workdir)
     workdir.mkdir(exist_ok=True)
-    trackers = Trackers(list(names), Tracked(workdir, CONFIG, step), say)
-    return Writer(workdir, resume_step=step, trackers=trackers)
+    make = functools.partial(Trackers, list(names), Tracked(workdir, CONFIG, step), say)
+    return Writer(workdir, resume_step=step, trackers=make)
 
 
 def test_a_run_at_wandb_is_sent_its_config_and_every_finite_number(tmp_path, wandb):
