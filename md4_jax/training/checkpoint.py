@@ -35,7 +35,7 @@ class Checkpoints:
         self.directory = directory
         self.best: Callable[[Iterable[int]], int | None] = lambda steps: None
         self._options, self._read_only, self._is_proven = options, read_only, False
-        self._has_failed = False
+        self._has_failed, self._not_flushed = False, set()
         tensorstore.mend()
         self._manager = self._opened()
 
@@ -71,7 +71,8 @@ class Checkpoints:
             host=ocp.args.JsonSave({**record, "crc32": items.crc32(record)}),
         )
         if not self.steps() and jax.process_index() == 0:
-            first_save.begin(self.directory.parent, step)
+            parent = self.directory.parent
+            retries.patiently(lambda: first_save.begin(parent, step), self._retries)
         for pause in (*retries.pauses(self._retries), None):
             try:
                 self._begin(step, saved)
@@ -109,7 +110,7 @@ class Checkpoints:
         self._has_failed = True
         with contextlib.suppress(Exception):
             self._manager.close()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # each object store has errors of its own
             self._manager = self._opened()
 
     def _prove(self, step: int, record: dict, saved: Mapping[str, dict[str, Any]]) -> None:
@@ -131,12 +132,17 @@ class Checkpoints:
     def prune(self) -> None:
         """Deletes surplus checkpoints, if this process has saved one.
 
-        The newest one is flushed to the disk before that, in case the machine loses power.
+        The newest one is flushed to the disk before that, in case the machine loses power. If that
+        fails, a newer one is needed: a second flush succeeds although the data are lost.
         """
         if not self._is_proven:
             return
         steps = self.steps()
+        if steps[-1] in self._not_flushed:
+            return
+        self._not_flushed.add(steps[-1])
         sync_all(self.directory / str(steps[-1]))
+        self._not_flushed.clear()
         if jax.process_index() == 0:
             first_save.end(self.directory.parent)
         for old in surplus(steps, self._options, self.best(steps)):
@@ -177,7 +183,7 @@ class Checkpoints:
         return self._has_failed
 
     def _not_saved(self, error: Exception) -> UserError:
-        steps = ", ".join(map(str, self._on_disk()))
+        steps = ", ".join(map(str, self._listed()))
         kept = f"Complete checkpoints: step {steps}" if steps else "There is no complete checkpoint"
         then = "to resume" if steps else "from the beginning"
         return UserError(
@@ -185,8 +191,10 @@ class Checkpoints:
             f"free some space or repair the directory, then repeat the command {then}"
         )
 
-    def _on_disk(self) -> list[int]:
-        return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
+    def _listed(self) -> list[int]:
+        with contextlib.suppress(Exception):  # it cannot be read: those that are known
+            return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
+        return self.steps()
 
     def restore(self, template: Any, say=print) -> tuple[Any, dict] | None:
         """Returns the newest readable (state, host state), or None if there is no checkpoint.

@@ -395,6 +395,74 @@ def test_a_save_that_fails_too_often(opened, tmp_path, monkeypatch):
     assert steps(tmp_path) == [1]
 
 
+def test_a_store_that_is_away_for_a_while(opened, tmp_path, monkeypatch):
+    """The directory cannot be opened then; errors of a store are no OSErrors."""
+    checkpoints = opened(keep=1, retries=3)
+    checkpoints.save(1, state(1), {})
+    failing_saves(checkpoints, monkeypatch, 2)
+    again, left = checkpoints._opened, [2]
+
+    def away():
+        if left[0]:
+            left[0] -= 1
+            raise RuntimeError("503, the service is unavailable")
+        return again()
+
+    monkeypatch.setattr(checkpoints, "_opened", away)
+    checkpoints.save(2, state(2), {})
+    assert checkpoints.has_failed()
+    checkpoints.save(3, state(3), {})
+    assert not checkpoints.wait() and steps(tmp_path) == [3]
+
+
+def test_a_store_that_stays_away(opened, monkeypatch):
+    checkpoints = opened(keep=1, retries=0)
+    checkpoints.save(1, state(1), {})
+    failing_saves(checkpoints, monkeypatch, 1)
+
+    def away(directory):
+        raise RuntimeError("503, the service is unavailable")
+
+    monkeypatch.setattr(type(checkpoints.directory), "iterdir", away)
+    with pytest.raises(UserError, match="No space left.*Complete checkpoints: step 1;"):
+        checkpoints.save(2, state(2), {})
+        checkpoints.wait()
+
+
+def test_the_note_of_the_first_save_is_written_again(opened, tmp_path, monkeypatch):
+    begin, failed = checkpoint.first_save.begin, []
+
+    def failing(workdir, step):
+        if not failed:
+            failed.append(step)
+            raise OSError(28, "No space left on device", "/disk/file")
+        begin(workdir, step)
+
+    monkeypatch.setattr(checkpoint.first_save, "begin", failing)
+    monkeypatch.setattr(checkpoint.retries.time, "sleep", lambda seconds: None)
+    opened(keep=1, retries=1).save(1, state(1), {})
+    assert failed == [1] and steps(tmp_path) == [1]
+
+
+def test_none_is_deleted_after_a_flush_that_failed(opened, tmp_path, monkeypatch):
+    """What was not written is lost then, and the next flush says nothing of it."""
+    checkpoints, failed = opened(keep=1, retries=1), []
+
+    def failing(directory):
+        if directory.name == "2" and not failed:
+            failed.append(directory)
+            raise OSError(5, "Input/output error", str(directory))
+
+    monkeypatch.setattr(checkpoint, "sync_all", failing)
+    monkeypatch.setattr(checkpoint.retries.time, "sleep", lambda seconds: None)
+    for step in (1, 2):
+        checkpoints.save(step, state(step), {})
+    assert checkpoints.wait() and failed
+    checkpoints.save(3, state(3), {})
+    assert {1, 2} < set(steps(tmp_path))  # when the save of 3 began, 2 may have been lost
+    assert not checkpoints.wait() and steps(tmp_path) == [3]
+
+
 def test_none_is_deleted_before_the_disk_has_the_next(opened, tmp_path, monkeypatch):
     """Every file of it, its folders and its name."""
     checkpoints, synced = opened(keep=1), set()
