@@ -115,5 +115,13 @@ def images_and_autoencoder(cache: Path) -> None:
     autoencoder_folders.write("vqgan_amused", model)
 
 
+def uniref50(cache: Path) -> None:
+    """Writes 200 proteins of 8 to 30 residues in place of UniRef50."""
+    residues = "LAGVSERTIDPKQNFYMHWC"
+    texts = [(residues[n % 20 :] + residues)[: 8 + n % 23] for n in range(200)]
+    fasta = "".join(f">UniRef50_{n}\n{text}\n" for n, text in enumerate(texts))
+    (cache / "uniref50.fasta.gz").write_bytes(gzip.compress(fasta.encode()))
+
+
 ALL = (openwebtext, lm1b, fineweb_edu, text8, mnist, gpt2, llada, cifar10, downsampled_imagenet)
-ALL += (images_and_autoencoder,)
+ALL += (images_and_autoencoder, uniref50)

@@ -22,8 +22,8 @@ WORDS = (
 )
 
 
-class Crash(Exception):
-    """Stands for a kill."""
+class Crash(BaseException):
+    """Stands for a kill: no error of an evaluator, after which the step would be saved."""
 
 
 @pytest.fixture(scope="module")
