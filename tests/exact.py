@@ -27,6 +27,7 @@ from md4_jax.objectives.policy import Policy
 from md4_jax.objectives.radd import TDCE
 from md4_jax.objectives.sdtt import SDTT
 from md4_jax.objectives.uniform_elbo import UniformELBO
+from md4_jax.objectives.wedlm import WeDLM
 from md4_jax.processes import PROCESSES
 from md4_jax.processes.duality import strongest
 from md4_jax.processes.gaussian_masking import GaussianMasking
@@ -89,6 +90,7 @@ OBJECTIVE_CASES = {name: make() for name, make in OBJECTIVES.items()} | {
     "concrete score, one level": ConcreteScore(time=0.3),
     "concrete score, denoising": ConcreteScore("denoising"),
     "policy, near the start": Policy(kl=0.3),
+    "wedlm, a bound": WeDLM(2, left_to_right=0.0),
     "sdtt, three steps": SDTT(steps=5, per_step=3, divergence="kl"),
 }
 
@@ -202,6 +204,18 @@ def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
         ]
         return jnp.stack(parts, axis=1)
 
+    def streams(z, x, t, rank, round, index):
+        mask_id = jax.eval_shape(outputs, x, t).shape[-1]
+        here, noisy, clean = jnp.arange(x.shape[1]), [], []
+        for n in range(x.shape[1]):
+            before = (rank < rank[:, n : n + 1]) | (here == n)
+            shown = jnp.where(before & (round == round[:, n : n + 1]), z, mask_id)
+            shown = jnp.where(round < round[:, n : n + 1], x, shown)
+            noisy.append(outputs(shown, t)[:, n])
+            clean.append(outputs(jnp.where(here <= n, x, mask_id), t)[:, n])
+        h = jnp.stack([*noisy, *clean], axis=1)
+        return h if index is None else jnp.take_along_axis(h, index[..., None], axis=1)
+
     blocks = Blockwise(given or (lambda z, t, clean, block: outputs(z, t)), None, None)
     denoiser = Denoiser(
         lambda z, t: outputs(strongest(z), t),
@@ -214,7 +228,7 @@ def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
         ),
         swapped=swapped,
         classify=lambda z, t: jnp.mean(outputs(z, t), axis=1),
-        ordered=Ordered(in_order, predictions, None, None),
+        ordered=Ordered(in_order, predictions, None, None, streams=streams),
     )
     return taught(denoiser, Denoiser(lambda z, t: _turned(outputs(z, t)), lambda h: h))
 

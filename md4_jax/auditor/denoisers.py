@@ -66,8 +66,22 @@ def tabled(table: Array, *, causal: bool) -> Denoiser:
         del t, rank
         return of_seen(x, round[:, None] < round[:, :, None])
 
+    def streams(
+        z: Array, x: Array, t: Array, rank: Array, round: Array, index: Array | None
+    ) -> Array:
+        """Outputs of the symbols of z, then of the tokens of x, which see x up to themselves."""
+        before = (rank[:, None] < rank[:, :, None]) | jnp.eye(length, dtype=bool)
+        now = before & (round[:, None] == round[:, :, None])
+        shown = jnp.where(now, z[:, None], symbols)
+        shown = jnp.where(round[:, None] < round[:, :, None], x[:, None], shown)
+        whole = jnp.full(length, length)
+        of_noisy = of_state(jnp.swapaxes(shown, 1, 2), jnp.zeros(z.shape), whole)
+        of_clean = of_seen(x, jnp.tril(jnp.ones((1, length, length), bool)))
+        h = jnp.concatenate([of_noisy, of_clean], axis=1)
+        return h if index is None else jnp.take_along_axis(h, index[..., None], axis=1)
+
     blocks = Blockwise(of_blocks, None, None)
-    ordered = Ordered(in_order, predictions, None, None)
+    ordered = Ordered(in_order, predictions, None, None, streams=streams)
     return Denoiser(features, lambda h: h, blocks=blocks, swapped=swapped, ordered=ordered)
 
 

@@ -1,6 +1,7 @@
 """Builds the evaluators of a config and selects the bounds that they report."""
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -16,6 +17,7 @@ from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.eso import Eso, EsoOrders
 from md4_jax.objectives.every_order import EveryOrder
+from md4_jax.objectives.wedlm import WeDLM
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Needs, Network, Objective, UserError
 
@@ -138,7 +140,7 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
         return objective.for_evaluation()
     if isinstance(objective, EveryOrder | EsoOrders):
         return objective
-    if isinstance(objective, Eso):  # no other bound reads tokens in an order
+    if isinstance(objective, Eso | WeDLM):  # no other bound reads tokens in an order
         return objective.for_evaluation()
     block = getattr(objective, "block", 0)
     if block and isinstance(process, RevealsMasks):  # the network saw no whole text of masks
@@ -162,7 +164,8 @@ def trained_options(kind: Any, objective: Objective) -> dict[str, Any]:
     """Returns the options of TRAINED that a bound or a sampler of this class inherits."""
     block, share = getattr(objective, "block", 0), getattr(objective, "alpha_0", None)
     found = {"block": block or None, "alpha_0": share}
-    return {key: found[key] for key in TRAINED if found[key] is not None and hasattr(kind, key)}
+    own = {x.name for x in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else ()
+    return {key: found[key] for key in TRAINED if found[key] is not None and key in own}
 
 
 @contextlib.contextmanager

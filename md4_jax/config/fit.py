@@ -143,7 +143,7 @@ def check_order(experiment: Experiment, part: Component) -> None:
         )
     raise UserError(
         f"{said} evaluates the network on tokens in a random order, but objective.name={own!r} "
-        "trains it on whole texts: train with objective.name='eso'"
+        "trains it on whole texts: train with objective.name='eso' or 'wedlm'"
     )
 
 

@@ -259,6 +259,12 @@ def _check_blocks(experiment: Experiment) -> None:
                     "set sample.block too"
                 )
         return
+    if experiment.sampler_step.needs.ordered:
+        name = experiment.config["sample"]["name"]
+        raise UserError(
+            f"sample.block={block} cannot be used with sample.name={name!r}, which reads a text in "
+            "an order that is not that of blocks: set sample.block=0"
+        )
     window = options.memory or experiment.data.length
     for key, size in (("sample.length", sample_length(experiment)), ("sample.memory", window)):
         if size % block:

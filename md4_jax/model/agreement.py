@@ -13,10 +13,10 @@ from md4_jax.processes.schedules import SCHEDULES
 # Bounds of masks for networks that output probabilities; those of score_entropy output scores.
 MASKED = (
     "md4", "md4_discrete", "any_order", "t_dce", "lambda_dce", "along_order", "block",
-    "every_order", "eso", "eso_orders", "reparameterized",
+    "every_order", "eso", "eso_orders", "wedlm", "reparameterized",
 )  # fmt: skip
 SCORES = "score_entropy"
-ORDERED = ("eso", "eso_orders")
+ORDERED = ("eso", "eso_orders", "wedlm")
 # Kinds whose config.json says whether the network has a time input, and kinds with a key for the
 # block size.
 TIMED = ("mdlm", "bd3lm", "udlm")

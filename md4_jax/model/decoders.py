@@ -118,7 +118,7 @@ def peer(told: Told, tensors: Tensors) -> Peer:
     if kind in CAUSAL or told.get("dlm_paradigm") == LEFT_TO_RIGHT:
         return from_the_left(found, told, tensors)
     if kind == WEDLM:
-        return in_an_order(found, 0.0, "streaming")
+        return in_an_order(found, {"name": "wedlm"}, "streaming")
     network["shifted"] = bool(told.get("right_shift_logits", kind in SHIFTED))
     block = told.get(block_key(kind))
     if block is None:

@@ -34,7 +34,8 @@ def _bd3lm(told: Told, tensors: Tensors) -> Peer:
 
 
 def _esolm(told: Told, tensors: Tensors) -> Peer:
-    return in_an_order(_mdlm(told, tensors), needed(told, tensors, "alpha_0"))
+    share = float(needed(told, tensors, "alpha_0"))
+    return in_an_order(_mdlm(told, tensors), {"name": "eso", "alpha_0": share}, "eso")
 
 
 def _duo(told: Told, tensors: Tensors) -> Peer:

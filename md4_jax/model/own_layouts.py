@@ -285,7 +285,7 @@ KINDS = (
     Kind("mdlm", _MASKED, _hub("mdlm", time_conditioning=False)),
     Kind("mdlm", _MASKED, _hub("mdlm", time_conditioning=True)),
     Kind("bd3lm", ("block",), _hub("bd3lm", time_conditioning=False)),
-    Kind("esolm", ("eso", "eso_orders"), _hub("esolm", time_conditioning=False)),
+    Kind("esolm", ("eso", "eso_orders", "wedlm"), _hub("esolm", time_conditioning=False)),
     Kind("duo", _UNIFORM, _hub("duo", time_conditioning=True, var_min=True)),
     Kind("udlm", _UNIFORM, _hub("udlm", time_conditioning=False)),
     Kind("udlm", _UNIFORM, _hub("udlm", time_conditioning=True)),

@@ -117,12 +117,10 @@ def in_blocks(found: Peer, block: int) -> Peer:
     return found._replace(length=found.length - found.length % max(block, 1), sections=sections)
 
 
-def in_an_order(found: Peer, alpha_0: float, sampler: str = "eso") -> Peer:
+def in_an_order(found: Peer, objective: Mapping[str, Any], sampler: str) -> Peer:
     """Changes the description of a masked model to one that reads in an order (Eso-LM, WeDLM)."""
-    objective = {"name": "eso", "alpha_0": float(alpha_0)}
-    return found._replace(
-        sections={**found.sections, "objective": objective, "sample": {"name": sampler}}
-    )
+    sections = {"objective": dict(objective), "sample": {"name": sampler}}
+    return found._replace(sections={**found.sections, **sections})
 
 
 def needed(told: Mapping[str, Any], tensors: Tensors, key: str) -> Any:

@@ -26,18 +26,20 @@ class InOrder(NamedTuple):
     """Order of a text, which defines the attention mask; it is passed in place of segments.
 
     Without `round` the layer reads L positions; each sees itself and those before it in the order.
-    With `round` it reads 2 L positions: a mask for each position, then the clean text. A clean
-    token sees itself and clean tokens before it. A mask sees the clean tokens of earlier rounds,
-    itself, and the masks before it in its own round.
+    With `round` it reads 2 L positions: L noisy symbols, then the clean text. A clean token sees
+    itself and clean tokens before it. A noisy symbol sees the clean tokens of earlier rounds,
+    itself, and the noisy symbols before it in its own round.
 
     rank      int32 [B, L], the rank of each position in the order
-    round     int32 [B, L], non-decreasing in the rank, or None
+    round     int32 [B, L], or None
     segments  int32 [B, L]: a token sees only tokens of its own segment; None: one segment
+    of_clean  int32 [B, L], the ranks of clean tokens; None: those of the noisy symbols
     """
 
     rank: Array
     round: Array | None = None
     segments: Array | None = None
+    of_clean: Array | None = None
 
     def attend(
         self,
@@ -67,12 +69,13 @@ class InOrder(NamedTuple):
         """Returns which keys each query sees: bool [B, Q, count]."""
         length = self.rank.shape[1]
 
-        def pair(x_BxL: Array) -> tuple[Array, Array]:
-            known = jnp.concatenate([x_BxL] * (count // length), axis=1)
+        def pair(x_BxL: Array, of_clean: Array | None = None) -> tuple[Array, Array]:
+            halves = [x_BxL, x_BxL if of_clean is None else of_clean]
+            known = jnp.concatenate(halves[: count // length], axis=1)
             asking = jnp.take_along_axis(known, asked_BxQ, axis=1)
             return asking[:, :, None], known[:, None]
 
-        rank, of_key = pair(self.rank)
+        rank, of_key = pair(self.rank, self.of_clean)
         seen = rank >= of_key
         if self.round is not None:
             of_mask, mask_key = asked_BxQ[:, :, None] < length, jnp.arange(count) < length
@@ -178,6 +181,13 @@ def ordered_functions(o: Any, module: Any, variables: Any, told: dict[str, Array
         index = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape)
         return read(masks_Bx2L, t, InOrder(rank, round, segments), index)
 
+    def streams(
+        z: Array, x: Array, t: Array, rank: Array, round: Array, index: Array | None = None
+    ) -> Array:
+        both_Bx2L = jnp.concatenate([z, x], axis=1)
+        place = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape)
+        return read(both_Bx2L, t, InOrder(rank, round, segments, place), index)
+
     def empty_cache(rows: int, length: int) -> RankedCache:
         empty = jnp.zeros((o.depth, rows, length, o.kv_heads, o.attention_size), o.dtype)
         none = jnp.zeros((rows, 0), jnp.int32)
@@ -193,4 +203,4 @@ def ordered_functions(o: Any, module: Any, variables: Any, told: dict[str, Array
         return h, after._replace(place=none, rank=none, keep=none > 0, segments=None)
 
     padding = None if segments is None else segments < 0
-    return Ordered(features, predictions, empty_cache, append, padding)
+    return Ordered(features, predictions, empty_cache, append, padding, streams)

@@ -29,6 +29,7 @@ from md4_jax.objectives.reparameterized import Reparameterized
 from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.objectives.sdtt import SDTT
 from md4_jax.objectives.uniform_elbo import UniformELBO
+from md4_jax.objectives.wedlm import WeDLM
 
 OBJECTIVES = {
     "md4": MD4,
@@ -42,6 +43,7 @@ OBJECTIVES = {
     "every_order": EveryOrder,
     "eso": Eso,
     "eso_orders": EsoOrders,
+    "wedlm": WeDLM,
     "genmd4": GenMD4,
     "concrete_score": ConcreteScore,
     "score_entropy": ScoreEntropy,

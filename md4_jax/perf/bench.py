@@ -32,7 +32,12 @@ from md4_jax.perf.inputs import (
     sample_rows,
     sampler_of,
 )
-from md4_jax.perf.work import forward_flops, positions_cached, training_flops
+from md4_jax.perf.work import (
+    forward_flops,
+    positions_cached,
+    positions_of_evaluation,
+    training_flops,
+)
 from md4_jax.protocols import Batch, batch_of
 from md4_jax.runtime.compiling import compile_ahead, jit
 from md4_jax.runtime.sharding import local_rows, max_over_processes, to_global, to_host
@@ -261,7 +266,9 @@ def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
     window = prompts[0].tokens.shape[1]
     of_one = math.nan if guide else forward_flops(experiment, own["network"], length=window)
     read = positions_cached(experiment, own, window)
-    size = used * (sample_block(experiment) or window)
+    each = positions_of_evaluation(experiment, own, window)
+    read = read if each is None else None  # these evaluations were counted
+    size = used * (each or sample_block(experiment) or window)
     model = rows * of_one * (size if read is None else sampler.calls * len(prompts) * read)
     return Part(call, rows * sample_length(experiment), model=model, evaluations=used, **facts)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from md4_jax.experiment import Experiment, sample_block
 from md4_jax.protocols import Objective, Params
-from md4_jax.samplers.chain import Caches, rounds_of
+from md4_jax.samplers.chain import Caches, ReadsParts, rounds_of
 
 
 def forward_flops(
@@ -46,6 +46,17 @@ def positions_cached(experiment: Experiment, params: Params, length: int) -> flo
     if not step.is_cached(experiment.network.denoiser(params)):
         return None
     return step.positions_read(experiment.process, experiment.grid, length)
+
+
+def positions_of_evaluation(experiment: Experiment, params: Params, length: int) -> int | None:
+    """Returns how many positions an evaluation reads, if their number depends on the outputs.
+
+    None for other samplers, whose evaluations with a cache `positions_cached` counts together.
+    """
+    step = experiment.sampler_step
+    if positions_cached(experiment, params, length) is None or not isinstance(step, ReadsParts):
+        return None
+    return step.positions_each(length)
 
 
 def sampling_steps(experiment: Experiment, length: int) -> int:

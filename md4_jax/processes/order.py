@@ -31,6 +31,15 @@ def ranks(draws: Array, given: Array, first: Array, *, alpha_0: float, sorted_re
     return jnp.argsort(order, axis=1).astype(jnp.int32)
 
 
+def tokens_first(masks: Array, place: Array, length: int) -> Array:
+    """Returns ranks in the order of WeDLM: tokens, then masks, both from left to right.
+
+    masks   bool [B, P]
+    place   int32 [P] or [B, P], positions in a text of this length
+    """
+    return jnp.where(masks, length + place, place)
+
+
 def lowest(values: Array, count: Array) -> Array:
     """Marks the count[b] lowest values of each row; ties go to the first: bool [B, L]."""
     order = jnp.argsort(values, axis=1, stable=True)

@@ -111,7 +111,7 @@ def _telling(function: Callable | None, signal: Callable) -> Callable | None:
 
 
 class Ordered(NamedTuple):
-    """Functions of a denoiser that reads each sequence in an order of its own (Eso-LM).
+    """Functions of a denoiser that reads each sequence in an order of its own (Eso-LM, WeDLM).
 
     rank int32 [B, L] is the rank of each position in the order; positional information is that of
     the text. The network is time-free.
@@ -126,6 +126,11 @@ class Ordered(NamedTuple):
                  cache): symbols at these positions see the cache, themselves and preceding ones
                  of z. The symbols to keep are then added to the cache
     padding      bool [B, L], positions that only padding sees; None: there are none
+    streams      (z, x, t, rank, round [B, L], index [B, P] or None) -> h [B, P, D]: the symbols of
+                 z, then the tokens of x, in one pass. A symbol of z sees the tokens of x from
+                 earlier rounds, itself, and symbols of z before it in its own round. A token of x
+                 sees itself and those to its left. index: positions in [z, x], below 2 L. None for
+                 guided denoisers, which only sample
     """
 
     features: Callable[[Array, Array, Array, Array | None], Array]
@@ -133,11 +138,17 @@ class Ordered(NamedTuple):
     empty_cache: Callable[[int, int], Any] | None
     append: Callable[..., tuple[Array, Any]] | None
     padding: Array | None = None
+    streams: Callable[..., Array] | None = None
 
     def told(self, signal: Callable[[Array], Array]) -> "Ordered":
         """Returns the same functions, in which the network gets signal(t) in place of t."""
         names = ("features", "predictions", "append")
-        return self._replace(**{name: _telling(getattr(self, name), signal) for name in names})
+        told = {name: _telling(getattr(self, name), signal) for name in names}
+
+        def streams(z: Array, x: Array, t: Array, *rest: Array | None) -> Array:
+            return self.streams(z, x, signal(t), *rest)
+
+        return self._replace(**told, streams=self.streams and streams)
 
 
 class Denoiser(NamedTuple):

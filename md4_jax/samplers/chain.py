@@ -119,6 +119,14 @@ class Caches(SamplerStep, Protocol):
 
 
 @runtime_checkable
+class ReadsParts(Caches, Protocol):
+    """A step that takes as many evaluations as the outputs ask for, and reads a part in each."""
+
+    def positions_each(self, length: int) -> int:
+        """Returns how many positions of a text of this length an evaluation reads."""
+
+
+@runtime_checkable
 class FillsCached(Caches, Protocol):
     """A step that fills positions from left to right, and reads each token once with a cache."""
 

@@ -5,9 +5,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import fold_keys
+from md4_jax.processes.order import tokens_first
 from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_from, entropy
@@ -82,11 +84,11 @@ class Streaming:
 
     def begin(self, denoiser: Denoiser, process: RevealsMasks, chain: Chain) -> Memory | None:
         """Returns the cache of the tokens before the first mask; None without a cache."""
-        if not self.cached or denoiser.ordered.append is None:
+        if not self.is_cached(denoiser):
             return None
         (rows, length), window = chain.z.shape, self._window(process, chain.z)
         place = jnp.broadcast_to(jnp.arange(length), chain.z.shape)
-        keep, rank = place < window.first[:, None], _ranks(window.masks, place, length)
+        keep, rank = place < window.first[:, None], tokens_first(window.masks, place, length)
 
         def read(cache: Any) -> Any:
             return denoiser.ordered.append(chain.z, jnp.zeros(rows), place, rank, keep, cache)[1]
@@ -111,6 +113,18 @@ class Streaming:
 
         left = jnp.any(process.is_noise(chain.z))
         return jax.lax.cond(left, draw, lambda chain: chain, chain)
+
+    def is_cached(self, denoiser: Denoiser) -> bool:
+        """Returns whether keys and values are cached with this network."""
+        return self.cached and denoiser.ordered.append is not None
+
+    def positions_each(self, length: int) -> int:
+        """Returns how many positions an evaluation reads: new tokens of the prefix, the window."""
+        return 2 * self.width
+
+    def positions_read(self, process: RevealsMasks, grid: np.ndarray, length: int) -> float:
+        """Returns how many positions are read if each evaluation reveals one token, as at most."""
+        return float(length * self.positions_each(length))
 
     def rounds(self, length: int, steps: int) -> int:
         """Returns the largest number of steps: one for each position, or the grid's."""
@@ -179,7 +193,7 @@ class Streaming:
         zeros, everywhere = jnp.zeros(rows), jnp.arange(length)
 
         def whole(memory: Memory | None) -> tuple[Array, Memory | None]:
-            rank = _ranks(window.masks, everywhere, length)
+            rank = tokens_first(window.masks, everywhere, length)
             index = jnp.minimum(window.index, length - 1)
             return denoiser.ordered.features(z, zeros, rank, index), memory
 
@@ -189,7 +203,7 @@ class Streaming:
             held, masks = (jnp.take_along_axis(x, at, axis=1) for x in (z, window.masks))
             within = place < length
             # Places after the end come last, so that other positions do not see them.
-            rank = jnp.where(within, _ranks(masks, at, length), 2 * length)
+            rank = jnp.where(within, tokens_first(masks, at, length), 2 * length)
             symbols = jnp.where(within, held, process.mask_id).astype(z.dtype)
             keep = within & (place < window.first[:, None])
             h, cache = denoiser.ordered.append(symbols, zeros, at, rank, keep, memory.cache)
@@ -204,8 +218,3 @@ class Streaming:
             far &= jnp.logical_not(denoiser.ordered.padding)
         far = jnp.any(far, axis=1) | (window.first - memory.count > self.width)
         return jax.lax.cond(jnp.any(far & jnp.any(window.masks, axis=1)), whole, part, memory)
-
-
-def _ranks(masks: Array, place: Array, length: int) -> Array:
-    """Returns ranks in the order of tokens, then masks, both from left to right."""
-    return jnp.where(masks, length + place, place)

@@ -94,7 +94,9 @@ def test_no_false_alarm(name):
     assert found.passed and found.claims, text(found)
     assert "counterexample" not in text(found)
     # Draws of the objective's own (orders, blocks) are averaged over, the others enumerated.
-    own = name.startswith(("block", "a time", "along_order", "uniform noise in blocks", "eso"))
+    own = name.startswith(
+        ("block", "a time", "along_order", "uniform noise in blocks", "eso", "wedlm")
+    )
     assert found.results[0].enumerated is not own
 
 

@@ -181,9 +181,10 @@ ORDERED = dict(objective__name="eso", sample__name="eso", network__size=64, netw
     [
         ORDERED | dict(sample__alpha_0=0.0, objective__alpha_0=0.0),
         ORDERED | dict(sample__alpha_0=0.25),
+        ORDERED | dict(sample__name="streaming", sample__width=4),
         {key.replace(".", "__"): value for key, value in planned.LEFT_TO_RIGHT.items()},
     ],
-    ids=["left to right in an order", "a quarter by diffusion", "left to right"],
+    ids=["left to right in an order", "a quarter by diffusion", "streaming", "left to right"],
 )
 def test_evaluations_with_a_cache_are_planned_as_they_are(keys, monkeypatch):
     """The formula of FLOPs gives the products of the compiled program, each loop as it runs."""
