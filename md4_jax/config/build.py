@@ -68,9 +68,15 @@ def experiment(
     )
     if getattr(process, "conditioning", "time") == "zero":
         network = network._replace(time_free=True)
-    transform = made.pop("transform")
+    transform, ends = made.pop("transform"), _ends(sample.stop, domain)
     sampler_step, grid, evals = all_of(
-        lambda: _sampler(config["sample"], transform, objective, tuple(domain.shape)),
+        lambda: _sampler(
+            config["sample"],
+            objective,
+            transform=transform,
+            stops=ends,
+            shape=tuple(domain.shape),
+        ),
         lambda: (
             _optimal(sample, data, process, objective, workdir)
             if sample.grid == "optimal"
@@ -78,7 +84,6 @@ def experiment(
         ),
         lambda: evaluators(config, objective, process, network),
     )
-    ends = _ends(sample.stop, domain)
     # A reward that training learns from does not steer samples.
     made["rewarded" if objective.needs.rewards else "steering"] = made.pop("steering")
     experiment = Experiment(
@@ -125,15 +130,14 @@ def _sections(config: dict[str, Any], domain: Domain, devices: list | None) -> d
     return dict(zip(makers, all_of(*makers.values()), strict=True))
 
 
-def _sampler(
-    section: dict[str, Any], transform: Transform, objective: Objective, shape: tuple[int, ...]
-) -> Any:
+def _sampler(section: dict[str, Any], objective: Objective, **supplied: Any) -> Any:
     """Builds the sampler's step; options that its section omits are those of the objective.
 
-    shape: that of the data
+    supplied: transform, and for samplers with such keys `shape`, that of the data, and `stops`, the
+    symbols that end a text
     """
     trained = trained_options(class_of("sample", section["name"]), objective)
-    return build_section("sample", section, transform=transform, shape=shape, **trained)
+    return build_section("sample", section, **supplied, **trained)
 
 
 def _transform(section: dict[str, Any], domain: Domain) -> Transform:

@@ -143,7 +143,7 @@ def arguments_of(path: str, name: str | None) -> dict[str, Any]:
         found |= {k: v for k, v in typing.get_type_hints(taker).items() if k in found}
     found |= {"weight": float} if is_part(path) else {}
     found |= {"reward": Any} if path == "sample" else {}
-    made = ("vocab_size", "shape", "transform", "excluded", "postponed")
+    made = ("vocab_size", "shape", "transform", "excluded", "postponed", "stops")
     return {k: v for k, v in found.items() if k not in made}
 
 

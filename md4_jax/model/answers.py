@@ -81,10 +81,18 @@ def answer(model: Any, messages: str | Messages, size: int, options: Mapping[str
         )
     tokenizer = model.domain.tokenizer
     marks = {name for name in _marks(model) if tokenizer.id_of(name) in ends(model)}
-    if marks and (options.get("block") or getattr(model.experiment.objective, "block", 0)):
-        # Tokens after the end of a turn are cut off, so later blocks need not be drawn.
+    if marks and _ends_early(model, options):
+        # Tokens after the end of a turn are cut off, so they need not be drawn.
         options = {"stop": " ".join(sorted(marks)), **options}
     return model.domain.decode(drawn(model, [ids], size, options)[0])
+
+
+def _ends_early(model: Any, options: Mapping[str, Any]) -> bool:
+    """Returns whether a text that has ended is not drawn further: in blocks, and by `streaming`."""
+    if options.get("block") or getattr(model.experiment.objective, "block", 0):
+        return True
+    asked = {**options, "num": 1, "length": 0}
+    return hasattr(model.sampling(asked, prompted=True).sampler_step, "stops")
 
 
 def ends(model: Any) -> set[int]:

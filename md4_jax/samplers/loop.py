@@ -130,7 +130,11 @@ def _step_by_step(
         return seen(chain, one_step(denoiser, process, step, chain, both, tokens=tokens, keys=own))
 
     def further(chain: Chain, number: Array) -> tuple[Chain, Frames]:
-        return seen(chain, step.step_further(denoiser, process, chain, end_keys, number))
+        def take(chain: Chain) -> Chain:
+            return step.step_further(denoiser, process, chain, end_keys, number)
+
+        left = jnp.any(step.left(process, chain.z))
+        return seen(chain, jax.lax.cond(left, take, lambda chain: chain, chain))
 
     count, end_keys, taken = len(grid) - 1, fold_keys(keys, 0), 0
     chain, frames = jax.lax.scan(body, chain, jnp.arange(count, 0, -1))

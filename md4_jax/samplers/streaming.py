@@ -61,6 +61,8 @@ class Streaming:
     cached   caches the keys and values of all tokens before the first mask, which no longer change.
              An evaluation then reads 2 width positions. False: the same samples, more slowly. A
              text in which given tokens follow masks is read as a whole until they are near
+    stops    symbols that end a text, from sample.stop. Once one is drawn and no mask is left before
+             it, the masks after it become the first of these symbols, without an evaluation
 
     The samples do not have the distribution of the model, except with width=1.
     """
@@ -72,6 +74,7 @@ class Streaming:
     limit: float = 0.4
     penalty: float = 0.02
     cached: bool = True
+    stops: tuple[int, ...] = ()
     transform: Transform = Transform()
 
     def __post_init__(self):
@@ -137,9 +140,11 @@ class Streaming:
     def step_further(
         self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, keys: Array, number: Array
     ) -> Chain:
-        """Takes a step with the keys of `finish`."""
-        end = jnp.float32(0.0)
-        return self(denoiser, process, chain, end, end, fold_keys(keys, number))
+        """Takes a step with the keys of `finish`, if masks are left.
+
+        A plan counts one for each position, and none of the grid's, which may be skipped.
+        """
+        return self._draw(denoiser, process, chain, fold_keys(keys, number))
 
     def finish(
         self,
@@ -167,12 +172,23 @@ class Streaming:
         at_logits = denoiser._replace(unembed=lambda logits: logits)
         tokens, chances = draw_from(at_logits, self.transform, logits, window.index, keys)
         where, rows = jnp.where(chosen, window.index, length), jnp.arange(len(logits))[:, None]
+        z = chain.z.at[rows, where].set(tokens.astype(chain.z.dtype), mode="drop")
         return chain._replace(
-            z=chain.z.at[rows, where].set(tokens.astype(chain.z.dtype), mode="drop"),
+            z=self._ended(process, z, chain.prompt_mask),
             confidence=chain.confidence.at[rows, where].set(chances, mode="drop"),
             evaluations=chain.evaluations + jnp.any(window.masks, axis=1),
             memory=memory,
         )
+
+    def _ended(self, process: RevealsMasks, z: Array, given: Array) -> Array:
+        """Fills the masks of texts that have ended, with the first of `stops`."""
+        if not self.stops:
+            return z
+        window = self._window(process, z)
+        before = jnp.arange(z.shape[1]) < window.first[:, None]
+        ends = jnp.isin(z, jnp.array(self.stops)) & before & jnp.logical_not(given)
+        over = jnp.any(ends, axis=1, keepdims=True) & window.masks
+        return jnp.where(over, jnp.asarray(self.stops[0], z.dtype), z)
 
     def _chosen(self, window: Window, entropies: Array) -> Array:
         """Marks the positions of the window to reveal, at least one per text with masks."""

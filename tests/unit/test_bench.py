@@ -137,6 +137,17 @@ def test_attention_of_a_longer_sample_is_counted_at_its_length():
     assert part.model == pytest.approx(part.evaluations * 2 * 64 * each)
 
 
+def test_evaluations_of_a_window_are_counted_as_they_were():
+    """Each reads twice the window, and there are as many as the network asks for."""
+    keys = dict(objective__name="wedlm", sample__name="streaming", sample__width=3)
+    experiment = planned.experiment(**keys, sample__limit=2.0)
+    part = bench.MAKERS["sample"](experiment, None)
+    each = experiment.network.flops(planned.parameters(experiment), 16)
+    rows = part.tokens // 16
+    assert 1 <= part.evaluations <= 16
+    assert part.model == pytest.approx(part.evaluations * rows * 2 * 3 * each)
+
+
 def test_a_process_makes_its_rows_of_a_batch(monkeypatch):
     """The last two of four, as one of two processes."""
     experiment = planned.experiment()

@@ -291,7 +291,9 @@ def test_blocks_after_the_end_of_a_turn_are_not_drawn(tmp_path, monkeypatch):
         lambda model, prompts, size, options: [seen.update(options) or np.array([2])],
     )
     blocks = {"objective.name": "block", "objective.block": 4}
-    for changes, stop in ((blocks, "<|endoftext|> <|eot_id|>"), ({}, None)):
+    window = {"objective.name": "wedlm", "sample.name": "streaming", "network.causal": False}
+    both = "<|endoftext|> <|eot_id|>"
+    for changes, stop in ((blocks, both), (window, both), ({}, None)):
         seen.clear()
         md4_jax.load(chat_folder(tmp_path, str(len(changes))), config=changes).chat("hi", 8)
         assert seen.get("stop") == stop

@@ -1,5 +1,7 @@
 """WeDLM: tokens before masks in a causal network, and its streaming parallel decoding."""
 
+import dataclasses
+import itertools
 import json
 
 import exact
@@ -14,6 +16,7 @@ from safetensors.numpy import load_file
 import md4_jax
 from md4_jax.evals.samples import drawn_samples
 from md4_jax.objectives.eso import EsoOrders
+from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Prompt, UserError, batch_of
 from md4_jax.samplers import loop
 from md4_jax.samplers.grids import uniform
@@ -50,7 +53,7 @@ def logits(model):
 
 def test_its_config_says_an_order_and_the_sampler(model):
     network = model.config["network"]
-    assert model.config["objective"] == {"name": "eso", "alpha_0": 0.0}
+    assert model.config["objective"] == {"name": "wedlm"}
     assert model.experiment.sampler_step == Streaming(width=16, limit=0.4, penalty=0.02)
     assert network["qk_norm"] and not (network["causal"] or network["shifted"])
     assert model.domain.vocab_size == SYMBOLS == model.experiment.process.mask_id
@@ -91,6 +94,38 @@ def test_the_tokens_that_its_decoder_draws(number, cached, model):
         model, own(told["prompt"]), told["length"], cached=cached, steps=3, **options
     )
     assert found == own(told["tokens"]).tolist() and passes == told["passes"]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize(
+    "number, case", [*itertools.product(range(len(TOLD["samples"])), range(2))]
+)
+@pytest.mark.cases(3)
+def test_a_text_stops_where_its_decoder_stops(number, case, cached, model):
+    """After as many evaluations."""
+    told = TOLD["samples"][number]
+    ending = told["stopped"][case]
+    size, length, stops = len(told["prompt"]), told["length"], (int(own(ending["stop"])),)
+    tokens, given = np.zeros(length, np.int32), np.arange(length) < size
+    tokens[:size] = own(told["prompt"])
+    options = {key: told[key] for key in ("width", "limit", "penalty")}
+    asked = {"num": 1, "length": length, "temperature": 0.0, "steps": 3, "cached": cached}
+    experiment = model.sampling(asked | options)
+    step = dataclasses.replace(experiment.sampler_step, stops=stops)
+    experiment = experiment._replace(sampler_step=step, ends=stops)
+    found = drawn_samples(experiment, model.params, {}, [Prompt(tokens, given)])
+    end = ending["length"]
+    assert found.lengths[0] == end and found.evaluations[0] == ending["passes"]
+    assert found.tokens[0, :end].tolist() == own(told["tokens"])[:end].tolist()
+
+
+def test_a_stop_of_the_prompt_or_behind_a_mask_ends_nothing():
+    """And masks of texts that have ended are filled, so that no evaluation is taken for them."""
+    process, step = Masking(4), Streaming(width=2, stops=(3, 2))
+    z = jnp.asarray([[3, 0, 4, 4], [3, 0, 4, 3], [0, 2, 1, 4], [0, 3, 4, 1], [0, 2, 1, 0]])
+    given = jnp.asarray([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 1], [0, 0, 0, 0]]) > 0
+    found = step._ended(process, z, given).tolist()
+    assert found == [[3, 0, 4, 4], [3, 0, 4, 3], [0, 2, 1, 3], [0, 3, 3, 1], [0, 2, 1, 0]]
 
 
 def slowly(logits, text, width: int, limit: float, penalty: float) -> tuple[list, int]:
