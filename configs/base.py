@@ -73,6 +73,8 @@ def get_config() -> ConfigDict:
                 # candi(form), with process gaussian_masking
                 # eso(alpha_0, split), and its bound eso_orders(orders), with sample.name="eso" and
                 # network.time_conditioning=False
+                # wedlm(block_size, left_to_right, weights), with sample.name="streaming" and
+                # network.time_conditioning=False
                 # dreamon(merge, merge_evenly, most_deleted, deletions), with process resizing
                 # classifier: predicts the label of a noisy sequence, not a model of the data
                 name="md4",
@@ -251,7 +253,7 @@ def get_config() -> ConfigDict:
                 # insert(order), with process insertion | edit, with process deletion |
                 # masked_edit, with process edits |
                 # eso(alpha_0, cached) | streaming(width, limit, penalty, cached), both with
-                # objective eso | resize(grow, masks, per_step, score,
+                # objective eso or wedlm | resize(grow, masks, per_step, score,
                 # noise, expansions, delete_rest), with process resizing
                 name="ancestral",
                 num=4,  # sequences to draw, of each template
