@@ -66,23 +66,25 @@ def tabled(table: Array, *, causal: bool) -> Denoiser:
         del t, rank
         return of_seen(x, round[:, None] < round[:, :, None])
 
-    def streams(
-        z: Array, x: Array, t: Array, rank: Array, round: Array, index: Array | None
-    ) -> Array:
+    def streams(z: Array, x: Array, t: Array, rank: Array, round: Array, index: Array | None):
         """Outputs of the symbols of z, then of the tokens of x, which see x up to themselves."""
-        before = (rank[:, None] < rank[:, :, None]) | jnp.eye(length, dtype=bool)
-        now = before & (round[:, None] == round[:, :, None])
-        shown = jnp.where(now, z[:, None], symbols)
-        shown = jnp.where(round[:, None] < round[:, :, None], x[:, None], shown)
+        parts = _shown(z, x, rank, round, symbols)
         whole = jnp.full(length, length)
-        of_noisy = of_state(jnp.swapaxes(shown, 1, 2), jnp.zeros(z.shape), whole)
-        of_clean = of_seen(x, jnp.tril(jnp.ones((1, length, length), bool)))
-        h = jnp.concatenate([of_noisy, of_clean], axis=1)
+        h = jnp.concatenate([of_state(each, jnp.zeros(z.shape), whole) for each in parts], axis=1)
         return h if index is None else jnp.take_along_axis(h, index[..., None], axis=1)
 
     blocks = Blockwise(of_blocks, None, None)
     ordered = Ordered(in_order, predictions, None, None, streams=streams)
     return Denoiser(features, lambda h: h, blocks=blocks, swapped=swapped, ordered=ordered)
+
+
+def _shown(z: Array, x: Array, rank: Array, round: Array, mask: int) -> tuple[Array, Array]:
+    """Returns what each noisy symbol and each clean token of `streams` sees: [B, L, L of them]."""
+    here = jnp.arange(z.shape[1])
+    before = (rank[:, :, None] < rank[:, None]) | jnp.eye(len(here), dtype=bool)
+    noisy = jnp.where(before & (round[:, :, None] == round[:, None]), z[:, :, None], mask)
+    noisy = jnp.where(round[:, :, None] < round[:, None], x[:, :, None], noisy)
+    return noisy, jnp.where(here[:, None] <= here, x[:, :, None], mask)
 
 
 def _functions(t: Array) -> Array:

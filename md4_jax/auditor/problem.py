@@ -154,8 +154,8 @@ def problem(objective: Any, process: Any, symbols: int, length: int) -> Problem:
 
     Blocks of an objective are limited to half of the length, so that there are several.
     """
-    for key in ("block", "block_size"):
-        if (block := getattr(objective, key, 0)) > 1:
-            objective = dataclasses.replace(objective, **{key: min(block, -(-length // 2))})
+    block = getattr(objective, "block", 0)
+    if block > 1:
+        objective = dataclasses.replace(objective, block=min(block, -(-length // 2)))
     process = dataclasses.replace(process, vocab_size=symbols).init()
     return Problem(symbols, length, objective, process)

@@ -141,6 +141,7 @@ def test_which_objectives_are_bounds():
         "reparameterized",
         "sdtt",
         "sdtt, three steps",
+        "wedlm",
     }
 
 
