@@ -143,12 +143,12 @@ class Ordered(NamedTuple):
     def told(self, signal: Callable[[Array], Array]) -> "Ordered":
         """Returns the same functions, in which the network gets signal(t) in place of t."""
         names = ("features", "predictions", "append")
-        told = {name: _telling(getattr(self, name), signal) for name in names}
+        others = {name: _telling(getattr(self, name), signal) for name in names}
 
         def streams(z: Array, x: Array, t: Array, *rest: Array | None) -> Array:
             return self.streams(z, x, signal(t), *rest)
 
-        return self._replace(**told, streams=self.streams and streams)
+        return self._replace(**others, streams=self.streams and streams)
 
 
 class Denoiser(NamedTuple):
