@@ -2,16 +2,21 @@
 
 import asyncio
 import contextlib
+import tempfile
 import threading
 import time
 
+import autoencoder_folders
 import jax
 
+from md4_jax import autoencoders
 from md4_jax.config import build, files
+from md4_jax.data.codes import CodeDomain
 from md4_jax.data.domains import TextDomain
 from md4_jax.data.pixels import PixelDomain
 from md4_jax.data.tokenizers import Characters
 from md4_jax.model.model import Model
+from md4_jax.runtime.paths import place
 from md4_jax.server.actions import Playground
 from md4_jax.server.app import application
 from md4_jax.training.loop import fresh_state
@@ -83,6 +88,13 @@ def of_edits(masks: int) -> Model:
 def of_images() -> Model:
     """Grey images of 4 x 4 pixels with 5 levels."""
     return model(PixelDomain((4, 4, 1), 5, LABELS), 16)
+
+
+def of_codes() -> Model:
+    """Colour images of 4 x 6 pixels, as 2 x 3 codes out of 24 of a tiny published autoencoder."""
+    folder = place(tempfile.mkdtemp()) / "vq"
+    found = autoencoders.read(autoencoder_folders.write("vqgan_amused", folder))
+    return model(CodeDomain((2, 3, 1), found.codes, found.sha256, LABELS, found), 6)
 
 
 def app(found: Model, *hosts: str):

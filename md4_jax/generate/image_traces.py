@@ -22,7 +22,7 @@ def paths(domain: Any, frames: np.ndarray, file: Place) -> None:
 def gif(path: Trajectory, file: Place, domain: Any) -> None:
     """Writes an animation of one image."""
     shown = np.unique(np.linspace(0, len(path.step) - 1, FRAMES).astype(int))
-    large = coloured(domain, _states(path)[shown])[:, None, None]
+    large = coloured(domain, states(path)[shown])[:, None, None]
     scale = ENLARGED * factor(size(domain))
     images = [Image.fromarray(grid(image, scale)).quantize(256) for image in large]
     pause = max(40, min(400, 8000 // len(images)))
@@ -33,7 +33,7 @@ def gif(path: Trajectory, file: Place, domain: Any) -> None:
         )  # fmt: skip
 
 
-def _states(path: Trajectory) -> np.ndarray:
+def states(path: Trajectory) -> np.ndarray:
     """Returns the symbols of a trajectory, [F, L], with -1 for the mask."""
     symbols = np.array([-1 if text == MASK else int(text) for text in [*path.words, MASK]])
     return symbols[path.symbol]

@@ -1,5 +1,7 @@
 """HTML page with the trajectories of samples, text or images, in a self-contained file."""
 
+import base64
+import io
 import json
 import math
 from collections.abc import Sequence
@@ -7,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from md4_jax.generate.pictures import BLANK, factor, has_pictures, size
+from md4_jax.generate.image_traces import states
+from md4_jax.generate.pictures import BLANK, drawn, factor, has_pictures, is_coded, size
 from md4_jax.generate.traces import MASK, Trajectory
 from md4_jax.runtime.paths import Place
 
@@ -16,14 +20,7 @@ PAGE, STYLE, SCRIPT = (Path(__file__).with_name(f"trace.{end}") for end in ("htm
 # Smaller changes of a probability are omitted.
 RESOLUTION = 0.02
 ENLARGED = 2  # pixels on the page per pixel of an image grid
-
-
-def supports(domain: Any) -> bool:
-    """Returns whether the page can show a domain: text, or images whose symbols are levels.
-
-    The image of a code depends on the codes around it.
-    """
-    return not has_pictures(domain) or size(domain) == tuple(domain.shape)
+QUALITY = 90  # of the JPEG of a decoded image, about a fifth of the size of a PNG
 
 
 def write(paths: Sequence[Trajectory], file: Place, title: str, domain: Any) -> None:
@@ -49,8 +46,28 @@ def of_images(domain: Any) -> dict[str, Any]:
     """Returns the facts that the script needs for displaying images; {} for text."""
     if not has_pictures(domain):
         return {}
-    scale = ENLARGED * factor(domain.shape)
-    return {"shape": list(domain.shape), "flat": list(BLANK), "scale": scale}
+    each = size(domain)[0] // domain.shape[0]
+    return {
+        "shape": list(domain.shape),
+        "flat": list(BLANK),
+        "factor": each,
+        "coded": is_coded(domain),
+        "scale": max(each, ENLARGED * factor(domain.shape)),
+    }
+
+
+def decoded(domain: Any, z: np.ndarray) -> list[str]:
+    """Returns the images of states of codes [N, L], as addresses (data:) that hold a JPEG.
+
+    A code that is not drawn yet is decoded as code 0; the script hides its pixels. Its neighbours
+    still change a little when it is drawn, since the decoder looks beyond the pixels of a code.
+    """
+    found = []
+    for image in drawn(domain, z)[1]:
+        file = io.BytesIO()
+        Image.fromarray(image.squeeze()).save(file, "JPEG", quality=QUALITY, subsampling=0)
+        found.append("data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode())
+    return found
 
 
 def values(domain: Any, levels: Sequence[int]) -> list[int]:
@@ -61,8 +78,10 @@ def values(domain: Any, levels: Sequence[int]) -> list[int]:
 
 def _sample(path: Trajectory, domain: Any) -> dict[str, Any]:
     """Returns the words, the prompt and the changes of one trajectory."""
-    facts = {}
-    if has_pictures(domain):
+    facts, pictures = {}, [{}] * len(path.step)
+    if is_coded(domain):
+        pictures = [{"picture": address} for address in decoded(domain, states(path))]
+    elif has_pictures(domain):
         levels = [0 if text == MASK else int(text) for text in path.words]
         facts["values"] = values(domain, levels)
     told = changes(path)
@@ -73,7 +92,8 @@ def _sample(path: Trajectory, domain: Any) -> dict[str, Any]:
         "prompt": np.flatnonzero(path.prompt_mask).tolist(),
         "final": [int(symbol) for symbol in path.symbol[-1]],
         "frames": [
-            {"step": int(step), "changes": part} for step, part in zip(path.step, told, strict=True)
+            {"step": int(step), "changes": part, **picture}
+            for step, part, picture in zip(path.step, told, pictures, strict=True)
         ],
     }
 

@@ -21,6 +21,11 @@ def has_pictures(domain: Any) -> bool:
     return len(getattr(domain, "shape", ())) == 3
 
 
+def is_coded(domain: Any) -> bool:
+    """Returns whether the symbols of a domain are codes of images."""
+    return hasattr(domain, "decode_rows")
+
+
 def size(domain: Any) -> tuple[int, ...]:
     """Returns the shape (H, W, C) of the images of a domain; `shape` is that of their symbols."""
     return getattr(domain, "picture", domain.shape)
@@ -33,8 +38,7 @@ def coloured(domain: Any, z: np.ndarray) -> np.ndarray:
     the pixels of a code.
     """
     z = np.asarray(z)
-    unknown = (z < 0) | (z >= domain.vocab_size)
-    images = decoded(domain, np.where(unknown, 0, z).reshape(-1, z.shape[-1]))
+    unknown, images = drawn(domain, z.reshape(-1, z.shape[-1]))
     images = np.broadcast_to(images, (*images.shape[:-1], 3))
     blank = of_pixels(domain, unknown.reshape(-1, *domain.shape).any(axis=-1))
     return np.where(blank, np.uint8(BLANK), images).reshape(*z.shape[:-1], *images.shape[1:])
@@ -42,9 +46,15 @@ def coloured(domain: Any, z: np.ndarray) -> np.ndarray:
 
 def decoded(domain: Any, rows: np.ndarray) -> np.ndarray:
     """Returns the images uint8 [N, H, W, C] of rows of symbols [N, L]."""
-    if hasattr(domain, "decode_rows"):
+    if is_coded(domain):
         return domain.decode_rows(rows)
     return np.stack([domain.decode(row) for row in rows])
+
+
+def drawn(domain: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which symbols of rows [N, L] are unknown, and the images with these set to 0."""
+    unknown = (rows < 0) | (rows >= domain.vocab_size)
+    return unknown, decoded(domain, np.where(unknown, 0, rows))
 
 
 def of_pixels(domain: Any, places: np.ndarray) -> np.ndarray:

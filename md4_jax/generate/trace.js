@@ -96,10 +96,11 @@ class Trace {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.refresh());
   }
 
-  // sample: {words, mask, prompt, length, unit, wide, shape, values, scale, flat, frames}
+  // sample: {words, mask, prompt, length, unit, wide, shape, coded, factor, values, scale, flat,
+  // frames}. Frames of codes also have a picture, the address of the decoded image.
   open(sample) {
     this.pause();
-    Object.assign(this, {sample, frames: [], index: -1, now: [], fixed: new Set(sample.prompt)});
+    Object.assign(this, {sample, frames: [], index: -1, now: [], image: null, fixed: new Set(sample.prompt)});
     this.words = Array.isArray(sample.words) ? {...sample.words} : sample.words;
     this.view = sample.shape ? this.pictures() : this.tokens();
     const tools = sample.shape ? [this.png, this.svg] : [this.layout, this.png, this.svg];
@@ -118,6 +119,13 @@ class Trace {
     this.frames.push(frame);
     this.slider.max = this.frames.length - 1;
     if (follows) this.show(this.frames.length - 1);
+  }
+
+  // The symbols at the end, whichever frame is shown.
+  final() {
+    const symbols = [];
+    for (const {changes} of this.frames) for (const [n, symbol] of changes) symbols[n] = symbol;
+    return symbols;
   }
 
   isOpen(state, n) {
@@ -173,7 +181,8 @@ class Trace {
   describe(n) {
     const state = this.now[n];
     if (!state || state.symbol < 0) return "";
-    const shown = symbol => this.sample.shape ? `level ${this.word(symbol)}`
+    const {shape, coded} = this.sample;
+    const shown = symbol => shape ? `${coded ? "code" : "level"} ${this.word(symbol)}`
       : JSON.stringify(this.word(symbol));
     const step = frame => this.frames[frame].step;
     let said = this.fixed.has(n) ? `${shown(state.symbol)}, given`
@@ -213,9 +222,10 @@ class Trace {
     return view;
   }
 
+  place() { return this.sample.coded ? "code" : this.sample.shape ? "pixel" : "token"; }
+
   hint() {
-    const what = this.sample.shape ? "pixel" : "token";
-    return `Point at a ${what}, or use the arrow keys, to see when it was drawn and how sure the ` +
+    return `Point at a ${this.place()}, or use the arrow keys, to see when it was drawn and how sure the ` +
       "model was.";
   }
 
@@ -259,18 +269,20 @@ class Trace {
   // Images
 
   pictures() {
-    const [height, width, channels] = this.sample.shape;
-    this.canvases = ["The image", "Probability of each pixel when it was drawn"].map(name => {
-      const canvas = make("canvas", {width, height, role: "img", "aria-label": name,
-        class: "hatched"});
+    const {shape: [height, width, channels], factor} = this.sample;
+    const names = ["The image", `Probability of each ${this.place()} when it was drawn`];
+    this.canvases = names.map((name, which) => {
+      const side = which ? 1 : factor;
+      const canvas = make("canvas", {width: width * side, height: height * side, role: "img",
+        "aria-label": name, class: "hatched"});
       canvas.style.width = `${width * this.sample.scale}px`;
       return canvas;
     });
     const view = make("div", {class: "pictures", tabindex: 0, role: "application",
-      "aria-label": "Pixels: arrow keys move between them"}, ...this.canvases.map((canvas, i) =>
+      "aria-label": `Each ${this.place()}: arrow keys move between them`}, ...this.canvases.map((canvas, i) =>
       make("figure", {}, canvas, make("figcaption", {class: "soft",
         text: ["the image", "how sure the model was"][i]}))));
-    const names = ["red", "green", "blue"];
+    const colours = ["red", "green", "blue"];
     navigable(view, {count: () => width * height, rowOf: (n, by) => n + by * width,
       place: event => {
         if (event.target.tagName !== "CANVAS") return undefined;
@@ -284,7 +296,7 @@ class Trace {
         this.refresh();
         if (n < 0) { this.detail.textContent = this.hint(); return; }
         const said = [...Array(channels).keys()].map(c =>
-          `${channels === 3 ? `${names[c]} ` : ""}${this.describe(n * channels + c)}`);
+          `${channels === 3 ? `${colours[c]} ` : ""}${this.describe(n * channels + c)}`);
         this.detail.textContent =
           `Row ${Math.floor(n / width)}, column ${n % width}: ${said.join("; ")}`;
       }});
@@ -293,27 +305,54 @@ class Trace {
     return view;
   }
 
-  // Colours of each pixel in both pictures, null where it is not drawn yet.
+  // The decoded image of codes: the newest one, or the one before it while it is being read.
+  decoded() {
+    const frame = this.frames.findLast((each, i) => i <= this.index && each.picture);
+    if (!frame) return null;
+    if (!frame.image) {
+      frame.image = new Image();
+      frame.image.addEventListener("load", () => this.refresh());
+      frame.image.src = frame.picture;
+    }
+    if (frame.image.complete && frame.image.naturalWidth) this.image = frame.image;
+    return this.image;
+  }
+
+  // Colours of each place in both pictures, null where it is not drawn yet. Codes have none in the
+  // first: `decoded` has.
   pixels() {
-    const {values} = this.sample, channels = this.sample.shape[2];
+    const {values, coded} = this.sample, channels = this.sample.shape[2];
     return Array.from({length: this.now.length / channels}, (_, i) => {
       const states = this.now.slice(i * channels, (i + 1) * channels);
       if (states.some(s => s.symbol < 0 || s.symbol === this.sample.mask)) {
         return [null, null];
       }
-      const [r, g = r, b = r] = states.map(s => values[s.symbol]);
-      return [[r, g, b], mixed(this.colours, states.reduce((sum, s) => sum + s.sure, 0) / channels)];
+      const [r, g = r, b = r] = coded ? [] : states.map(s => values[s.symbol]);
+      return [coded ? [] : [r, g, b], mixed(this.colours, states.reduce((sum, s) => sum + s.sure, 0) / channels)];
     });
   }
 
   paint() {
-    const found = this.pixels();
+    const found = this.pixels(), {shape: [, width], factor, coded} = this.sample;
+    const image = coded ? this.decoded() : null;
     this.canvases.forEach((canvas, which) => {
-      const context = canvas.getContext("2d");
-      const painted = context.createImageData(canvas.width, canvas.height);
-      found.forEach((both, i) => painted.data.set(both[which] ? [...both[which], 255] : [0], 4 * i));
-      if (this.mark >= 0) painted.data.set([255, 0, 160, 255], 4 * this.mark);
-      context.putImageData(painted, 0, 0);
+      const context = canvas.getContext("2d"), side = which ? 1 : factor;
+      const cell = n => [n % width * side, Math.floor(n / width) * side, side, side];
+      if (coded && !which) {
+        context.clearRect(0, 0, canvas.width, canvas.height);
+        if (image) context.drawImage(image, 0, 0);
+        found.forEach((both, n) => { if (!both[0]) context.clearRect(...cell(n)); });
+      } else {
+        const painted = context.createImageData(canvas.width, canvas.height);
+        found.forEach((both, i) => painted.data.set(both[which] ? [...both[which], 255] : [0], 4 * i));
+        context.putImageData(painted, 0, 0);
+      }
+      if (this.mark < 0) return;
+      context.fillStyle = context.strokeStyle = "rgb(255, 0, 160)";
+      const line = Math.ceil(side / 8), [x, y] = cell(this.mark);
+      context.lineWidth = line;
+      if (side < 8) context.fillRect(x, y, side, side);
+      else context.strokeRect(x + line / 2, y + line / 2, side - line, side - line);
     });
   }
 
@@ -341,10 +380,15 @@ class Trace {
     const colour = name => style.getPropertyValue(name).trim();
     const inner = this.view.getBoundingClientRect(), left = 12, top = 36;
     if (this.sample.shape) {
-      const [, width] = this.sample.shape, scale = this.sample.scale;
-      this.pixels().forEach((both, i) => both.forEach((rgb, which) => items.push({
-        x: left + (i % width) * scale + which * (width * scale + 16),
-        y: top + Math.floor(i / width) * scale, w: scale, h: scale, fill: `rgb(${rgb ?? this.sample.flat})`})));
+      const {shape: [rows, width], scale, flat, coded} = this.sample;
+      if (coded && this.image) {
+        items.push({x: left, y: top, w: width * scale, h: rows * scale, image: this.image});
+      }
+      this.pixels().forEach((both, i) => both.forEach((rgb, which) => {
+        if (rgb && !rgb.length) return;  // a part of the image
+        items.push({x: left + (i % width) * scale + which * (width * scale + 16),
+          y: top + Math.floor(i / width) * scale, w: scale, h: scale, fill: `rgb(${rgb ?? flat})`});
+      }));
     } else {
       for (const span of this.spans) {
         const own = getComputedStyle(span), text = span.textContent.replace("\n", "");
@@ -375,6 +419,7 @@ class Trace {
     context.fillRect(0, 0, width, height);
     context.textBaseline = "middle";
     for (const i of items) {
+      if (i.image) context.drawImage(i.image, i.x, i.y, i.w, i.h);
       if (i.fill) { context.fillStyle = i.fill; context.fillRect(i.x, i.y, i.w, i.h); }
       if (!i.text) continue;
       context.fillStyle = i.colour;
@@ -398,6 +443,7 @@ class Trace {
     const root = node("svg", {width, height, viewBox: `0 0 ${width} ${height}`});
     root.append(node("rect", {width, height, fill: paper}));
     for (const i of items) {
+      if (i.image) root.append(node("image", {x: i.x, y: i.y, width: i.w, height: i.h, href: i.image.src}));
       if (i.fill) root.append(node("rect", {x: i.x, y: i.y, width: i.w, height: i.h, fill: i.fill}));
       if (!i.text) continue;
       const text = node("text", {x: i.x, y: i.y + i.h / 2, fill: i.colour, "xml:space": "preserve",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from md4_jax.generate.pictures import has_pictures
+from md4_jax.generate.pictures import has_pictures, is_coded
 from md4_jax.runtime.paths import Place
 
 COLUMNS = 72  # characters in a line of the picture
@@ -101,7 +101,7 @@ def trajectory(
     found = np.flatnonzero(used == tokenizer.vocab_size)
     mask = int(found[0]) if len(found) else -1
     step, confidence = np.concatenate(steps), np.concatenate(chances)
-    unit = "values" if has_pictures(tokenizer) else "tokens"
+    unit = "codes" if is_coded(tokenizer) else "values" if has_pictures(tokenizer) else "tokens"
     wide = getattr(tokenizer, "unit", "") != "character"
     wide &= not (has_pictures(tokenizer) or getattr(tokenizer, "is_character", False))
     return Trajectory(step, symbol, confidence, prompt_mask, words, mask, unit, wide)

@@ -120,9 +120,8 @@ def trace(samples: Place, drawn: Any, experiment: Any, params: Params) -> list[P
         image_traces.gif(found[0], gif, domain)
     else:
         traces.gif(found[0], gif)
-    if pages.supports(domain):
-        made.append(page)
-        pages.write(found, page, f"{samples.stem}: {settings(experiment)}", domain)
+    made.append(page)
+    pages.write(found, page, f"{samples.stem}: {settings(experiment)}", domain)
     for learned, values in params["process"].learned().items():
         symbols = [traces.word(domain, i) for i in range(domain.vocab_size)]
         times = figures.reveal_times(

@@ -1,5 +1,6 @@
 """Actions of the playground for one model: facts, tokenisation, samples and token costs."""
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from md4_jax.generate import pages
-from md4_jax.generate.pictures import has_pictures
+from md4_jax.generate.pictures import has_pictures, is_coded, size
 from md4_jax.generate.traces import word
 from md4_jax.protocols import Prompt, UserError
 from md4_jax.server import fields
@@ -42,11 +43,6 @@ def _offered(model: Any) -> list[str]:
             f"{model.origin} draws texts that change their length, which the page does not "
             "support: use Model.infill or Model.watch"
         )
-    if not pages.supports(model.domain):
-        raise UserError(
-            f"{model.origin} draws images as codes of an autoencoder, which the page does not "
-            "support: use Model.sample, or --mode sample"
-        )
     return model.samplers()
 
 
@@ -55,7 +51,7 @@ class Playground:
 
     def __init__(self, model: Any, name: str):
         self._model, self._name, self._domain = model, name, model.domain
-        self._pictures = has_pictures(model.domain)
+        self._pictures, self._coded = has_pictures(model.domain), is_coded(model.domain)
         self._samplers = _offered(model)
         own = model.experiment.process.timesteps  # a process in discrete time has no other steps
         self._steps, self._grids = (STEPS, GRIDS) if own is None else ((own,), ("uniform",))
@@ -76,7 +72,7 @@ class Playground:
             "parameters": model.size,
             "step": model.step,
             "kind": "image" if self._pictures else "text",
-            "unit": "values" if self._pictures else f"{domain.unit}s",
+            "unit": "values" if self._pictures and not self._coded else f"{domain.unit}s",
             "length": model.length,
             "lengths": self._lengths(),
             "mask": domain.vocab_size,
@@ -93,8 +89,16 @@ class Playground:
             **pages.of_images(domain),
         }
         if self._pictures:
+            facts["picture"] = list(size(domain))
+        if self._pictures and not self._coded:
             facts["values"] = pages.values(domain, range(domain.vocab_size))
         return facts
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes that the picture of a request takes as base64, with its mask; 0 for text."""
+        height, width, channels = size(self._domain) if self._pictures else (0, 0, 0)
+        return 4 * (height * width * (channels + 1) // 3 + 2)
 
     @property
     def _usual_steps(self) -> int:
@@ -135,10 +139,23 @@ class Playground:
             "exact": found.exact,
         }
 
+    def codes(self, asked: fields.Asked) -> dict[str, Any]:
+        """Returns the codes of a picture, and the picture that the autoencoder makes of them."""
+        fields.check_keys(asked, ["picture"])
+        if not self._coded:
+            raise UserError("this model has no codes of images")
+        shape = size(self._domain)
+        picture = fields.octets(asked, "picture", math.prod(shape))
+        if picture is None:
+            raise UserError("picture is missing")
+        codes = self._domain.encode(picture.reshape(shape))
+        return {"codes": codes.tolist(), "picture": pages.decoded(self._domain, codes[None])[0]}
+
     def states(self, asked: fields.Asked) -> Iterator[dict[str, Any]]:
         """Checks a request for a sample; returns its messages, generated one by one."""
         began = time.perf_counter()
-        own = ["picture", "hidden"] if self._pictures else ["text", "hidden", "continues"]
+        given = "codes" if self._coded else "picture"
+        own = [given, "hidden"] if self._pictures else ["text", "hidden", "continues"]
         fields.check_keys(asked, [*own, *SETTINGS])
         settings = self._settings(asked)
         prompt, shown = self._prompt(asked, settings["length"])
@@ -164,6 +181,7 @@ class Playground:
                 least = 0.0 if exact else pages.RESOLUTION
                 moved = (z != told[0]) | (np.abs(confidence - told[1]) > least)
                 confidence = np.where(moved, confidence, told[1])
+            redrawn = self._coded and (told is None or (z != told[0]).any())
             told = z, confidence
             at = np.flatnonzero(moved)
             new = set(z[at].tolist()) - known
@@ -171,6 +189,8 @@ class Playground:
             message = {"step": state.step, "of": state.of}
             message["changes"] = [[int(n), int(z[n]), pages.short(confidence[n])] for n in at]
             message["words"] = {int(i): word(self._domain, i) for i in sorted(new)}
+            if redrawn:
+                message["picture"] = pages.decoded(self._domain, z[None])[0]
             if state.step == 0:
                 message["length"] = shown
                 message["prompt"] = np.flatnonzero(prompt.mask[:shown]).tolist()
@@ -231,14 +251,20 @@ class Playground:
 
     def _picture(self, asked: fields.Asked) -> Prompt:
         height, width, channels = self._domain.shape
-        picture = fields.octets(asked, "picture", height * width * channels)
         hidden = fields.octets(asked, "hidden", height * width)
         length = height * width * channels
-        if picture is None:
+        tokens = self._given(asked, length)
+        if tokens is None:
             return Prompt(np.zeros(length, np.int32), np.zeros(length, bool))
         stays = np.zeros(height * width, bool) if hidden is None else hidden == 0
-        tokens = self._domain.encode(picture.reshape(self._domain.shape))
         return Prompt(np.asarray(tokens, np.int32), np.repeat(stays, channels))
+
+    def _given(self, asked: fields.Asked, length: int) -> np.ndarray | None:
+        """Returns the symbols of the picture of a request; None if there is none."""
+        if self._coded:
+            return fields.symbols(asked, "codes", length, self._domain.vocab_size)
+        values = fields.octets(asked, "picture", length)
+        return None if values is None else self._domain.encode(values.reshape(self._domain.shape))
 
     def _encoded(self, text: str) -> list[int | None]:
         """Returns the ids of a text, None for each blank; each piece is encoded separately."""

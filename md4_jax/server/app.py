@@ -20,7 +20,7 @@ from md4_jax.generate import pages
 from md4_jax.protocols import UserError
 from md4_jax.server.actions import Playground
 
-MOST_BYTES = 2**16  # largest size of a request
+MOST_BYTES = 2**16  # largest size of a request, beside its picture
 MOST_AT_ONCE = 8  # largest number of queued requests
 READ_SECONDS = 10.0  # for a request to arrive
 OWN = Path(__file__).with_name("page")
@@ -57,10 +57,11 @@ def application(playground: Playground, hosts: Iterable[str] = ()) -> ASGIApp:
         Route("/api/model", server.model, methods=["GET"]),
         Route("/api/tokens", server.tokens, methods=["POST"]),
         Route("/api/costs", server.costs, methods=["POST"]),
+        Route("/api/codes", server.codes, methods=["POST"]),
         Route("/api/sample", server.sample, methods=["POST"]),
     ]
     handlers: dict[Any, Callable] = {HTTPException: _refused, UserError: _mistake}
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), hosts)
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), hosts, server.most)
 
 
 class _Server:
@@ -68,6 +69,7 @@ class _Server:
 
     def __init__(self, playground: Playground):
         self._playground = playground
+        self.most = MOST_BYTES + playground.most_bytes
         self._taken = 0
         self._one: anyio.CapacityLimiter | None = None
 
@@ -75,19 +77,25 @@ class _Server:
         return JSONResponse(self._playground.facts)
 
     async def tokens(self, request: Request) -> Response:
-        asked = await _json(request)
+        asked = await _json(request, self.most)
         return JSONResponse(await anyio.to_thread.run_sync(self._playground.tokens, asked))
 
     async def costs(self, request: Request) -> Response:
-        asked = await _json(request)
+        return await self._answer(self._playground.costs, request)
+
+    async def codes(self, request: Request) -> Response:
+        return await self._answer(self._playground.codes, request)
+
+    async def _answer(self, action: Callable, request: Request) -> Response:
+        asked = await _json(request, self.most)
         self.take()
         try:
-            return JSONResponse(await self.alone(self._playground.costs, asked))
+            return JSONResponse(await self.alone(action, asked))
         finally:
             self.free()
 
     async def sample(self, request: Request) -> Response:
-        asked = await _json(request)
+        asked = await _json(request, self.most)
         self.take()
         try:
             messages = await self.alone(self._playground.states, asked)
@@ -155,8 +163,9 @@ class _Lines(Response):
 class Guard:
     """Rejects other hosts, other origins and large requests; adds headers to every response."""
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str]):
+    def __init__(self, app: ASGIApp, hosts: Iterable[str], most: int):
         self._app, self._hosts = app, {"localhost", *(host.lower() for host in hosts)}
+        self._most = most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -184,8 +193,8 @@ class Guard:
         if method == "POST" and headers.get("content-type") != "application/json":
             return _sentence(415, "a request must be application/json")
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > MOST_BYTES:
-            return _too_large()
+        if not length.isdecimal() or int(length) > self._most:
+            return _sentence(413, _too_large(self._most), {"connection": "close"})
         return None
 
     def _is_own(self, host: str) -> bool:
@@ -200,15 +209,15 @@ class Guard:
         return True
 
 
-async def _json(request: Request) -> Any:
+async def _json(request: Request, most: int) -> Any:
     """Reads the body of a request; HTTPException if it is too large, too slow or not JSON."""
     body = b""
     try:
         with anyio.fail_after(READ_SECONDS):
             async for part in request.stream():
                 body += part
-                if len(body) > MOST_BYTES:
-                    raise HTTPException(413, _too_large_text())
+                if len(body) > most:
+                    raise HTTPException(413, _too_large(most))
         return json.loads(body)
     except TimeoutError as error:
         raise HTTPException(408, "the request took too long to arrive") from error
@@ -237,12 +246,8 @@ def _sentence(status: int, text: str, headers: Any = None) -> JSONResponse:
     return JSONResponse({"error": text}, status, headers)
 
 
-def _too_large_text() -> str:
-    return f"a request may have at most {MOST_BYTES // 1024} KiB"
-
-
-def _too_large() -> JSONResponse:
-    return _sentence(413, _too_large_text(), {"connection": "close"})
+def _too_large(most: int) -> str:
+    return f"a request may have at most {most // 1024} KiB"
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:

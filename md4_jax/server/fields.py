@@ -75,6 +75,21 @@ def places(asked: Asked, key: str, count: int) -> np.ndarray:
     return marked
 
 
+def symbols(asked: Asked, key: str, count: int, below: int) -> np.ndarray | None:
+    """Returns `count` whole numbers from 0 to below - 1, int32 [count]; None if missing."""
+    value = asked.get(key)
+    if value is None:
+        return None
+    fits = (
+        isinstance(value, list)
+        and len(value) == count
+        and all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < below for n in value)
+    )
+    if not fits:
+        raise UserError(f"{key} must be {count} whole numbers below {below}, not {_shown(value)}")
+    return np.array(value, np.int32)
+
+
 def octets(asked: Asked, key: str, count: int) -> np.ndarray | None:
     """Returns `count` bytes from base64, uint8 [count]; None if missing."""
     value = text(asked, key)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from browser import AXE, BROWSER, Browser
+from playgrounds import of_codes
 
 from md4_jax.data.pixels import PixelDomain
 from md4_jax.data.tokenizers import Bytes, Characters
@@ -223,6 +224,37 @@ def test_the_page_of_an_image(images, browser):
         svg["text"].count(f"rgb({','.join(map(str, pages.BLANK))})") == 8
         and browser.problems() == []
     )
+
+
+def test_the_page_of_codes(browser, tmp_path):
+    """The image of the codes drawn so far, hatched where one is missing."""
+    domain = of_codes().domain
+    x, drawn = np.arange(6) * 3, np.arange(7)[:, None] > np.arange(6)
+    path = path_of(np.where(drawn, x, 24), np.where(drawn, 0.5, 0.0), domain)
+    pages.write([path, path], tmp_path / "codes.html", TITLE, domain)
+    browser.look()
+    browser.events.clear()
+    browser.open((tmp_path / "codes.html").as_uri() + "#step=3", DONE)
+    browser.wait("trace.image")
+    data = "[...trace.canvases[{}].getContext('2d').getImageData(0, 0, 6, 4).data]"
+    image = np.reshape(browser.evaluate(data.format(0)), (4, 6, 4)).astype(int)
+    expected = domain.decode(np.where(drawn[3], x, 0)).astype(int)
+    assert np.abs(image[:2, :, :3] - expected[:2]).mean() < 8 and (image[:2, :, 3] == 255).all()
+    assert (image[2:, :, 3] == 0).all() and expected[2:].any()
+    assert browser.text(".label") == "step 3: 3 of 6 codes drawn"
+    browser.evaluate("trace.view.focus()")
+    browser.press("Home")
+    said = "Row 0, column 0: code 0, drawn at step 1 with probability 0.5"
+    assert browser.text(".detail") == said
+    browser.press("End")
+    assert browser.text(".detail") == "Row 1, column 2: not drawn yet"
+    browser.evaluate("trace.view.blur()")
+    words = browser.evaluate("trace.final().map(symbol => trace.word(symbol))")
+    assert words == [str(symbol) for symbol in x]
+    png, svg = saved(browser, "Save PNG"), saved(browser, "Save SVG")
+    assert png["width"] > 100 and svg["text"].count("<image") == 1
+    # The paper, the hatched squares of the image, and the probabilities.
+    assert svg["text"].count("<rect") == 1 + 3 + 6 and browser.problems() == []
 
 
 def test_wide_tokens_and_noise_without_masks(browser, tmp_path):

@@ -1,11 +1,13 @@
 """The playground in a real browser: each action, from the page to the model and back."""
 
+import json
 import urllib.parse
 
+import numpy as np
 import pytest
 from browser import AXE, BROWSER, Browser
 from PIL import Image
-from playgrounds import of_images, of_text, served
+from playgrounds import of_codes, of_images, of_text, served
 
 pytestmark = [
     pytest.mark.slow,
@@ -287,13 +289,52 @@ def test_a_part_of_a_picture_is_filled_in(browser, pictures):
 def test_a_picture_from_a_file(browser, pictures, tmp_path):
     Image.new("RGB", (40, 20), (255, 255, 255)).save(tmp_path / "white.png")
     browser.open(pictures, READY)
-    browser.send("DOM.enable")
-    root = browser.send("DOM.getDocument")["root"]["nodeId"]
-    node = browser.send("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
-    browser.send("DOM.setFileInputFiles", nodeId=node, files=[str(tmp_path / "white.png")])
+    choose(browser, tmp_path / "white.png")
     browser.wait("picture.values")
     assert browser.evaluate("[...picture.values]") == [255] * 16
     assert browser.text("#status") == "white.png: 40 x 20 pixels, shown as 4 x 4"
+
+
+def choose(browser, file) -> None:
+    browser.send("DOM.enable")
+    root = browser.send("DOM.getDocument")["root"]["nodeId"]
+    node = browser.send("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
+    browser.send("DOM.setFileInputFiles", nodeId=node, files=[str(file)])
+
+
+def test_codes_of_a_picture_are_filled_in(browser, tmp_path):
+    """The picture is what the autoencoder makes of the file; the hidden codes are drawn."""
+    model = of_codes()
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "own.png")
+    browser.look()
+    browser.events.clear()
+    with served(model) as address:
+        browser.open(address, READY)
+        assert browser.text("#covered") == "From noise: all codes are drawn"
+        browser.fill("#steps-0", 8)
+        choose(browser, tmp_path / "own.png")
+        said = "own.png: 6 x 4 pixels, shown as 6 x 4, as the autoencoder makes them"
+        browser.wait(f"document.getElementById('status').textContent === {json.dumps(said)}")
+        given = browser.evaluate("picture.values")
+        assert given == model.domain.encode(pixels).tolist()
+        browser.click("#cover-half")
+        assert browser.text("#covered") == "2 of 6 codes are hidden"
+        data = "document.getElementById('picture').getContext('2d').getImageData(0, 0, 6, 4).data"
+        image = np.reshape(browser.evaluate(f"[...{data}]"), (4, 6, 4)).astype(int)
+        decoded = model.domain.decode(np.array(given)).astype(int)
+        assert np.abs(image - np.pad(decoded, [(0, 0)] * 2 + [(0, 1)]))[:, :4, :3].mean() < 8
+        assert (image[..., 3] == [[255] * 4 + [0] * 2] * 4).all()
+        fill_in(browser)
+        # Whichever step is shown, the last one is taken.
+        browser.evaluate("void panes[0].trace.show(0)")
+        browser.click("#take")
+        browser.wait("document.getElementById('covered').textContent.startsWith('0')")
+        found = browser.evaluate("picture.values")
+        assert [found[n] for n in (0, 1, 3, 4)] == [given[n] for n in (0, 1, 3, 4)]
+        assert max(found) < 24
+        assert browser.evaluate("picture.image.src === panes[0].trace.frames.at(-1).picture")
+    assert browser.problems() == []
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not here: npm install --no-save axe-core")

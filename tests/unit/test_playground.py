@@ -2,6 +2,7 @@
 
 import base64
 import concurrent.futures
+import io
 import json
 import re
 import socket
@@ -13,11 +14,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from peer_folders import peer_folder
-from playgrounds import app, of_blocks, of_edits, of_growing_text, of_images, of_text, served
+from PIL import Image
+from playgrounds import (
+    app,
+    of_blocks,
+    of_codes,
+    of_edits,
+    of_growing_text,
+    of_images,
+    of_text,
+    served,
+)  # fmt: skip
 from starlette.testclient import TestClient
 
 import md4_jax
 from md4_jax import main
+from md4_jax.data.pixels import PixelDomain
 from md4_jax.protocols import UserError
 from md4_jax.samplers.live_parts import LiveBlocks
 from md4_jax.server import actions, serving
@@ -302,6 +314,76 @@ def test_an_image_is_filled_in_where_it_is_hidden(images):
     assert "this model has images" in refused(images, "/api/tokens", text="a")
     assert "picture must have 16 bytes, not 3" in refused(images, "/api/sample", picture="AAAA")
     assert "must be base64" in refused(images, "/api/sample", picture="/etc/passwd")
+
+
+def shown(address: str) -> np.ndarray:
+    """The image uint8 [H, W, 3] of an address that holds it."""
+    kind, _, data = address.partition(",")
+    assert kind == "data:image/jpeg;base64"
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
+
+
+def agree(address: str, image: np.ndarray) -> bool:
+    """Whether it is the image but for the losses of a JPEG; other codes differ by far more."""
+    return np.abs(shown(address).astype(int) - image).mean() < 8
+
+
+@pytest.fixture(scope="module")
+def coded():
+    return of_codes()
+
+
+@pytest.fixture(scope="module")
+def codes(coded):
+    with TestClient(app(coded), LOCAL, raise_server_exceptions=False) as client:
+        yield client
+
+
+def test_a_picture_becomes_codes(codes, coded, text):
+    facts = codes.get("/api/model").json()
+    assert facts["shape"] == [2, 3, 1] and facts["picture"] == [4, 6, 3] and facts["factor"] == 2
+    assert facts["unit"] == "codes" and facts["coded"] and "values" not in facts
+    picture = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+    answer = codes.post("/api/codes", json={"picture": encoded(picture.ravel().tolist())}).json()
+    expected = coded.domain.encode(picture)
+    assert answer["codes"] == expected.tolist()
+    assert agree(answer["picture"], coded.domain.decode(expected))
+    assert not agree(answer["picture"], coded.domain.decode((expected + 1) % 24))
+    assert "picture must have 72 bytes, not 3" in refused(codes, "/api/codes", picture="AAAA")
+    assert "picture is missing" in refused(codes, "/api/codes")
+    assert "no codes" in refused(text, "/api/codes", picture="AAAA")
+
+
+def test_codes_are_filled_in_where_they_are_hidden(codes, coded):
+    """Each change of the codes has its image, in which code 0 stands for a hidden one."""
+    given = [3, 7, 1, 20, 23, 5]
+    asked = {"codes": given, "hidden": encoded([0, 1, 0, 0, 1, 0]), "seed": 2}
+    messages = sampled(codes, sampler="any_order", **asked)
+    assert messages[0]["prompt"] == [0, 2, 3, 5]
+    z = np.zeros(6, int)
+    for message in messages[:-1]:
+        for n, symbol, _ in message["changes"]:
+            moved, z[n] = z[n] != symbol % 24, symbol % 24
+            assert not moved or "picture" in message
+        if "picture" in message:
+            assert agree(message["picture"], coded.domain.decode(z))
+    assert [z[n] for n in (0, 2, 3, 5)] == [3, 1, 20, 5]
+    assert sum("picture" in message for message in messages) == 3  # both hidden, one, none
+    for wrong in ([1] * 5, [24] + [1] * 5, [True] + [1] * 5, [0.5] * 6, "111111"):
+        error = refused(codes, "/api/sample", codes=wrong)
+        assert "codes must be 6 whole numbers below 24" in error
+    assert "unknown field 'picture'" in refused(codes, "/api/sample", picture="AAAA")
+
+
+def test_a_request_may_hold_a_picture_of_any_model(codes, coded):
+    """Pixels and mask as base64, beside the 64 KiB of all requests."""
+    large = SimpleNamespace(domain=PixelDomain((256, 256, 3)))
+    whole = [len(base64.b64encode(bytes(n))) for n in (256 * 256 * 3, 256 * 256)]
+    most = Playground.most_bytes.fget(SimpleNamespace(_domain=large.domain, _pictures=True))
+    assert sum(whole) <= most < sum(whole) + 16
+    answer = codes.post("/api/codes", json={"picture": "A" * (2**16 + 200)})
+    assert answer.status_code == 413
+    assert codes.post("/api/codes", json={"picture": "A" * 2**16}).status_code == 400
 
 
 PATH = "../../../../etc/passwd"

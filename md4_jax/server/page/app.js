@@ -113,26 +113,36 @@ function listenToText() {
   at("singly").addEventListener("change", drawStrip);
 }
 
-// Images: a picture and the pixels that are hidden
+// Images: a picture, and the places (pixels, or codes with their pixels) that are hidden
 
-const picture = {values: null, cover: null, row: 0, column: 0, last: null};
+// values: of the pixels, or the codes. image: what an autoencoder makes of the codes.
+const picture = {values: null, image: null, cover: null, row: 0, column: 0, last: null};
 
-function drawPicture() {
-  const [height, width, channels] = model.shape, context = at("picture").getContext("2d");
-  const painted = context.createImageData(width, height);
+function paintValues(context) {
+  const [height, width, channels] = model.shape, painted = context.createImageData(width, height);
   for (let i = 0; i < width * height; i++) {
-    const open = !picture.values || picture.cover[i];
-    const own = open ? [0] : [...picture.values.slice(i * channels, (i + 1) * channels)];
-    const [r, g = r, b = r] = own;
-    painted.data.set([r, g, b, open ? 0 : 255], 4 * i);
-  }
-  if (document.activeElement === at("picture")) {
-    painted.data.set([255, 150, 0, 255], 4 * (picture.row * width + picture.column));
+    const [r, g = r, b = r] = picture.values.slice(i * channels, (i + 1) * channels);
+    painted.data.set([r, g, b, 255], 4 * i);
   }
   context.putImageData(painted, 0, 0);
+}
+
+function drawPicture() {
+  const [height, width] = model.shape, canvas = at("picture"), context = canvas.getContext("2d");
+  const cell = (row, column) =>
+    [column * model.factor, row * model.factor, model.factor, model.factor];
+  context.clearRect(0, 0, canvas.width, canvas.height);
+  if (picture.image) context.drawImage(picture.image, 0, 0);
+  else if (picture.values) paintValues(context);
+  picture.cover.forEach((open, i) => {
+    if (open) context.clearRect(...cell(Math.floor(i / width), i % width));
+  });
+  context.fillStyle = "rgb(255, 150, 0)";
+  if (document.activeElement === canvas) context.fillRect(...cell(picture.row, picture.column));
   const covered = picture.cover.reduce((sum, x) => sum + x, 0);
   at("covered").textContent = picture.values
-    ? `${covered} of ${width * height} pixels are hidden` : "From noise: all pixels are drawn";
+    ? `${covered} of ${width * height} ${placeName()}s are hidden`
+    : `From noise: all ${placeName()}s are drawn`;
   at("drop").disabled = !picture.values;
   keep();
 }
@@ -147,14 +157,24 @@ function brush(row, column, on) {
   drawPicture();
 }
 
-function setPicture(values) {
-  picture.values = values;
+const placeName = () => model.coded ? "code" : "pixel";
+
+function setPicture(values, image = null) {
+  Object.assign(picture, {values, image});
   picture.cover.fill(0);
   drawPicture();
 }
 
+// Shows codes with the image at an address.
+async function setCodes(codes, address) {
+  const image = new Image();
+  image.src = address;
+  await image.decode();
+  setPicture(codes, image);
+}
+
 async function openFile() {
-  const [file] = at("file").files, [height, width, channels] = model.shape;
+  const [file] = at("file").files, [height, width, channels] = model.picture;
   if (!file) return;
   try {
     const image = await createImageBitmap(file);
@@ -167,16 +187,28 @@ async function openFile() {
       const [r, g, b] = data.slice(i, i + 3);
       values.push(...(channels === 3 ? [r, g, b] : [Math.round(0.299 * r + 0.587 * g + 0.114 * b)]));
     }
-    setPicture(Uint8Array.from(values));
-    say(`${file.name}: ${image.width} x ${image.height} pixels, shown as ${width} x ${height}`);
-  } catch {
-    say(`${file.name} cannot be read as a picture`, true);
+    const said = `${file.name}: ${image.width} x ${image.height} pixels, shown as ${width} x ${height}`;
+    if (!model.coded) {
+      setPicture(Uint8Array.from(values));
+      say(said);
+      return;
+    }
+    say("The autoencoder is at work…");
+    const found = await (await ask("/api/codes", {picture: toBase64(values)})).json();
+    await setCodes(found.codes, found.picture);
+    say(`${said}, as the autoencoder makes them`);
+  } catch (error) {
+    say(error.name === "Error" ? error.message : `${file.name} cannot be read as a picture`, true);
   }
 }
 
 function listenToPicture() {
   const canvas = at("picture"), [height, width] = model.shape;
-  [canvas.width, canvas.height] = [width, height];
+  [canvas.width, canvas.height] = [width * model.factor, height * model.factor];
+  canvas.ariaLabel = `Picture: arrow keys move, Space hides or shows a ${placeName()}`;
+  for (const option of at("brush").options) {
+    option.text = `${option.value} ${placeName()}${option.value === "1" ? "" : "s"}`;
+  }
   canvas.style.width = `${width * model.scale}px`;
   picture.cover = new Uint8Array(width * height);
   let drawing = null;
@@ -213,7 +245,8 @@ function listenToPicture() {
   canvas.addEventListener("focus", drawPicture);
   canvas.addEventListener("blur", drawPicture);
   at("file").addEventListener("change", openFile);
-  at("take").addEventListener("click", () => setPicture(Uint8Array.from(picture.last)));
+  at("take").addEventListener("click", () => model.coded
+    ? setCodes(...picture.last) : setPicture(Uint8Array.from(picture.last)));
   at("drop").addEventListener("click", () => setPicture(null));
   at("uncover").addEventListener("click", () => { picture.cover.fill(0); drawPicture(); });
   at("cover-half").addEventListener("click", () => {
@@ -223,7 +256,7 @@ function listenToPicture() {
   drawPicture();
 }
 
-const toBase64 = values => btoa(String.fromCharCode(...values));
+const toBase64 = values => btoa(Array.from(values, c => String.fromCharCode(c)).join(""));
 const fromBase64 = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
 
 // Settings, and the link that holds them
@@ -285,9 +318,9 @@ function request(n) {
     return {...settings(n), text: written, hidden: [...hidden].sort((a, b) => a - b),
       continues: at("continues").checked ? 1 : 0};
   }
-  const own = picture.values
-    ? {picture: toBase64(picture.values), hidden: toBase64(picture.cover)} : {};
-  return {...settings(n), ...own};
+  if (!picture.values) return settings(n);
+  const given = model.coded ? {codes: picture.values} : {picture: toBase64(picture.values)};
+  return {...settings(n), ...given, hidden: toBase64(picture.cover)};
 }
 
 const CONTROLS = ["text", "temperature", "seed", "length", "label", "guidance"];
@@ -307,7 +340,7 @@ function keep() {
     found.set(`steps-${n}`, steps);
     for (const key of Object.keys(model.samplers[sampler])) found.set(`${key}-${n}`, at(`${key}-${n}`).value);
   }
-  if (isImage && picture.values && picture.values.length <= 4096) {
+  if (isImage && !model.coded && picture.values && picture.values.length <= 4096) {
     found.set("picture", toBase64(picture.values));
     found.set("cover", toBase64(picture.cover));
   }
@@ -340,7 +373,7 @@ async function restore() {
     hidden = new Set(wanted);
     await encode();
   } else {
-    picture.values = null;
+    Object.assign(picture, {values: null, image: null});
     picture.cover.fill(0);
     try {
       const [values, cover] = ["picture", "cover"].map(name => fromBase64(found.get(name) ?? ""));
@@ -406,7 +439,10 @@ async function fillOne(n, signal) {
       own.result.className = "result soft";
       own.result.hidden = false;
       if (isImage) {
-        picture.last = own.trace.now.map(state => model.values[state.symbol] ?? 0);
+        const symbols = own.trace.final();
+        picture.last = model.coded
+          ? [symbols, own.trace.frames.findLast(frame => frame.picture).picture]
+          : symbols.map(symbol => model.values[symbol] ?? 0);
         at("take").disabled = false;
         return "the picture is drawn";
       }
@@ -416,7 +452,8 @@ async function fillOne(n, signal) {
     if (message.step === 0) {
       own.trace.open({...model, words: message.words, prompt: message.prompt, length: message.length});
     }
-    own.trace.push({step: message.step, changes: message.changes}, message.words);
+    const {step, changes, picture: address} = message;
+    own.trace.push({step, changes, picture: address}, message.words);
     own.progress.value = message.step / message.of;
   }
   throw new Error("the connection was cut");
@@ -520,7 +557,7 @@ async function begin() {
   document.title = `Playground: ${model.name}`;
   const size = model.parameters >= 1e6 ? `${(model.parameters / 1e6).toFixed(1)} million`
     : model.parameters.toLocaleString("en");
-  const shape = isImage ? model.shape.join(" × ") : `${model.length} ${model.unit}`;
+  const shape = isImage ? model.picture.join(" × ") : `${model.length} ${model.unit}`;
   at("model").textContent = `${model.name} · ${size} parameters · step ` +
     `${model.step.toLocaleString("en")} · ${shape}`;
   at(isImage ? "of-image" : "of-text").hidden = false;
