@@ -17,6 +17,7 @@ from tiny_networks import random_parameters
 
 from md4_jax.networks import attention as attention_module
 from md4_jax.networks import blocks, splash
+from md4_jax.networks.esm import Esm
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.head import at_noise
@@ -69,6 +70,12 @@ def with_cache(denoiser):
     return jnp.concatenate([one, two], axis=1)
 
 
+def in_an_order(denoiser):
+    """Noisy symbols beside the clean text, both read along orders of their own."""
+    rank, round = (jnp.argsort(Z + X, axis=1), jnp.broadcast_to(jnp.arange(LENGTH) // 8, Z.shape))
+    return denoiser.unembed(denoiser.ordered.streams(Z, X, T, rank, round))
+
+
 def losses(denoiser):
     """Those of a head that is computed at some positions only, a chunk after the other."""
 
@@ -80,6 +87,8 @@ def losses(denoiser):
 
 PLAIN = {}
 DROPOUT = dict(dropout=0.1, attention_dropout=0.1, embedding_dropout=0.1)
+# With both marks the length is still even.
+ESM = dict(kind=Esm, begins=1, ends=2, mesh=MeshOptions(data=4, context=2))
 CASES = {
     "plain": (PLAIN, whole),
     "layers one by one": (dict(scan_blocks=False, qk_norm=True, time_conditioning=False), whole),
@@ -112,6 +121,9 @@ CASES = {
     "blocks, layers one by one": (dict(scan_blocks=False, causal_context=True), in_blocks),
     "cache": (PLAIN, with_cache),
     "losses": (PLAIN, losses),
+    "marks": (dict(ESM, token_dropout=True), whole),
+    "marks and segments": (dict(ESM, segments=SEGMENTS), whole),
+    "in an order": (dict(segments=SEGMENTS, time_conditioning=False), in_an_order),
 }
 # Attention by the TPU's kernel: options, and how many of [noisy, clean] ask.
 KERNEL = {
@@ -130,9 +142,11 @@ IN_CAMPAIGNS = {
     "experts",
     "few positions",
     "fewer keys",
+    "in an order",
     "kernel, causal",
     "kernel, noisy half",
     "layers one by one",
+    "marks and segments",
     "near",
     "odd length",
     "plain",
@@ -146,7 +160,8 @@ def of_network(options: dict, call) -> dict[str, float]:
     options = dict(options)
     context = {"segments": options.pop("segments")} if "segments" in options else {}
     keys = options.pop("keys", None)
-    kind = ModernBert if "window" in options else Transformer
+    kind = options.pop("kind", ModernBert if "window" in options else Transformer)
+    mesh = make_mesh(options.pop("mesh", MESH))
     network = kind(**(SIZES | options)).build()
     params = random_parameters(network)
 
@@ -154,9 +169,8 @@ def of_network(options: dict, call) -> dict[str, float]:
         out = call(network.bind(params, context, keys))
         return jnp.mean(jnp.sin(out)), out
 
-    mesh = make_mesh(MESH)
     split = jax.device_put(params, shardings_of({"n": params}, mesh)["n"])
-    return compared(jax.grad(loss, has_aux=True), params, split)
+    return compared(jax.grad(loss, has_aux=True), params, split, mesh)
 
 
 def of_kernel(options: dict, asks: int) -> dict[str, float]:
@@ -195,10 +209,10 @@ def of_samples(per_step: int) -> dict[str, float]:
     return compared(draw, params, split)
 
 
-def compared(gradient, params, split) -> dict[str, float]:
+def compared(gradient, params, split, mesh=None) -> dict[str, float]:
     """Compares gradient(params) on one device with gradient(split) on eight."""
     one = jax.jit(gradient).lower(params).compile()
-    with jax.set_mesh(make_mesh(MESH)):
+    with jax.set_mesh(mesh or make_mesh(MESH)):
         eight = jax.jit(gradient).lower(split).compile()
         found = eight(split)
     pairs = zip(*(jax.tree.leaves(jax.device_get(x)) for x in (one(params), found)), strict=True)

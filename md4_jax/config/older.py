@@ -86,6 +86,10 @@ OF_NETWORKS = {
         "network.norm_parameters": "affine", "network.qkv_bias": True, "network.out_bias": True,
         "network.initial": "torch",
     },
+    "maskgit": {
+        "network.positions": 256, "network.norm_eps": 1e-5, "network.norm_parameters": "scale",
+        "network.tied": True, "network.initial": "torch",
+    },
     "diffusion_gemma": {
         "network.kv_heads": 4, "network.head_dim": 64, "network.expert_hidden": 512,
         "network.rotary_base": 1_000_000.0, "network.rotary_part": 0.25,
