@@ -63,7 +63,9 @@ def test_fine_cosine_grids_stay_near_the_cosine():
 
 
 def most_evaluations(step, steps: int) -> int:
-    """Each step is one; with a corrector two, but for the last; one token at a time L = 2."""
+    """Each step is one; with a corrector two, but for the last; two if it may draw rows again."""
+    if hasattr(step, "resample"):
+        return 2 * steps
     return 2 * steps - 1 if hasattr(step, "corrections") else steps
 
 
