@@ -69,7 +69,15 @@ def watched(x, loss_mask, elsewhere=0.0, weight=1.0) -> Denoiser:
         several = (jnp.repeat(jnp.asarray(a), count, axis=0) for a in (x, loss_mask))
         return watched(*several, elsewhere, weight)
 
-    return exact.of_outputs(outputs)._replace(rebind=rebind)
+    def streams(z, clean, t, rank, round, index):
+        # All of both texts, also what an order would hide: it must be x where nothing counts.
+        # The clean text's outputs are those for the next token.
+        h = jnp.concatenate([outputs(z, t), jnp.roll(outputs(clean, t), -1, axis=1)], axis=1)
+        return h if index is None else jnp.take_along_axis(h, index[..., None], axis=1)
+
+    denoiser = exact.of_outputs(outputs)
+    ordered = denoiser.ordered._replace(streams=streams)
+    return denoiser._replace(rebind=rebind, ordered=ordered)
 
 
 def shifted(x, loss_mask, **settings) -> Denoiser:
