@@ -14,7 +14,6 @@ from md4_jax.networks.flops import formula
 from md4_jax.networks.rotary import Turns
 from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import Array, Network, Params, UserError
-from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
 # Keys of the transformer that this network does not support, with their only values.
 WITHOUT = {
@@ -116,22 +115,19 @@ class EsmModule(BertModule):
 
 
 def marked(o: Esm, z_BxL: Array, segments: Array | None) -> tuple[Array, Array | None]:
-    """Returns the tokens [B, M] with begin and end symbols, and their segments.
-
-    They are not split over `context`: with XLA splitting the padding, features were wrong.
-    """
+    """Returns the tokens [B, M] with begin and end symbols, and their segments."""
     around = ((0, 0), (1, 1))
-    z_BxM = jnp.pad(z_BxL, around).at[:, 0].set(o.begins)
+    z_BxM, place = jnp.pad(z_BxL, around), jnp.arange(z_BxL.shape[1] + 2)
+    # Not .at[:, 0].set: after padding of split sequences XLA writes it to the wrong places.
+    z_BxM = jnp.where(place == 0, o.begins, z_BxM)
     if segments is None:
-        return constrain(z_BxM.at[:, -1].set(o.ends), BATCH_AXES, None), None
+        return jnp.where(place == len(place) - 1, o.ends, z_BxM), None
     length = jnp.sum(segments >= 0, axis=1, keepdims=True)
     last = jnp.take_along_axis(segments, jnp.maximum(length - 1, 0), axis=1)
     segments = jnp.pad(segments, around, mode="edge")
-    place = jnp.arange(z_BxM.shape[1])
     z_BxM = jnp.where(place == length + 1, o.ends, z_BxM)
     segments = jnp.where(place == length + 1, last, segments)
-    segments = jnp.where(place > length + 1, -1, segments)
-    return constrain(z_BxM, BATCH_AXES, None), constrain(segments, BATCH_AXES, None)
+    return z_BxM, jnp.where(place > length + 1, -1, segments)
 
 
 def dropped_masks(x_BxMxD: Array, is_mask: Array, segments: Array | None) -> Array:

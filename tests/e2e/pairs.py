@@ -19,6 +19,7 @@ from tiny_networks import SIZES_OF, random_parameters
 
 from md4_jax.networks.classifier import Classifier
 from md4_jax.networks.diffusion_gemma import DiffusionGemma
+from md4_jax.networks.maskgit import MaskGit
 from md4_jax.networks.partition import Partition
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives import OBJECTIVES
@@ -91,13 +92,17 @@ def numbers(mesh, is_brief: bool) -> dict[str, dict[str, float]]:
     for make in images[-1:] if is_brief else others:
         sizes, pair = SIZES_OF[make] | dict(vocab_size=VOCAB), (MD4(), Masking(VOCAB))
         sizes |= dict(shape=(4, 4, 2)) if make in images else {}
+        here = mesh
+        if make is MaskGit:  # whose sequences may not be split
+            sizes |= dict(positions=LENGTH)
+            here = make_mesh(MeshOptions(data=2, fsdp=2, tensor=2)) if mesh.size > 1 else mesh
         if make is DiffusionGemma:  # which has no mask
             pair = CrossEntropy(), Uniform(VOCAB)
         elif getattr(make, "classifies", False):
             pair = OBJECTIVES["classifier"](), Masking(VOCAB)
         else:
             sizes |= dict(dropout=0.1)
-        found[make.__name__] = one_step(*pair, mesh, make(**sizes))
+        found[make.__name__] = one_step(*pair, here, make(**sizes))
     return found
 
 
