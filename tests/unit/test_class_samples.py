@@ -88,10 +88,20 @@ def drawn(trained_on: str, name: str, loop, steps=24, **options):
     context = options.pop("context", None)
     asked = SampleOptions(num=N, batch_size=N, **options)
     free = Prompt(np.zeros(L, np.int32), np.zeros(L, bool))
-    out = draw_samples(sampler, params, SAMPLERS[name](), asked, [free], window=L, context=context)
+    out = draw_samples(
+        sampler,
+        params,
+        SAMPLERS[name](**OWN.get(name, {})),
+        asked,
+        [free],
+        window=L,
+        context=context,
+    )
     return out.tokens
 
 
+# Few symbols make up these texts, and would be drawn again.
+OWN = {"reparameterized": dict(resample=0.0)}
 # The others are of campaigns.
 ORDINARY = {("masking", "ancestral"): []}
 

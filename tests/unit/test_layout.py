@@ -72,7 +72,8 @@ def test_what_is_exported_is_what_was_read(name, tmp_path):
     assert json.loads((folder / "config.json").read_text()) == json.loads(
         (source / "config.json").read_text()
     )
-    again, z = md4_jax.load(folder), np.zeros((1, 8), np.int32)
+    # An encoder reads only the blocks before the one that is asked for.
+    again, z = md4_jax.load(folder), np.zeros((1, 4 if name.startswith("e2d2") else 8), np.int32)
     assert np.array_equal(again.logits(z, 0.3), model.logits(z, 0.3))
 
 
