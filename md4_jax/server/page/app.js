@@ -431,6 +431,7 @@ async function fillOne(n, signal) {
   const answer = await ask("/api/sample", asked, signal);
   const own = panes[n] = pane(n, asked);
   for await (const message of lines(answer)) {
+    signal.throwIfAborted();  // many lines come at once
     if (message.error) throw new Error(message.error);
     if (message.done) {
       own.progress.hidden = true;
