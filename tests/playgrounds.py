@@ -111,7 +111,7 @@ def served(found: Model):
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not server.started:
         assert time.monotonic() < until and thread.is_alive()
         time.sleep(0.01)

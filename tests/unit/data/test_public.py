@@ -246,7 +246,7 @@ def test_the_next_file_comes_while_one_is_read(on_hub, server, cache):
     assert not any(path.exists() for path in here)
     reading = first.documents(second)
     next(reading)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not here[1].exists() and time.monotonic() < until:
         time.sleep(0.01)
     assert [path.exists() for path in here] == [True, True, False]

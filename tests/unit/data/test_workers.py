@@ -15,7 +15,8 @@ def test_batches_that_have_not_begun_are_left_out_when_the_reader_stops(monkeypa
 
     def ask(self, texts):
         begun.append(texts)
-        time.sleep(0.02)
+        # Long enough that a slow machine comes to `close` before the third batch is done.
+        time.sleep(0 if len(begun) == 1 else 0.5)
         return np.zeros(1, int), np.ones(1, int)
 
     monkeypatch.setattr(Pool, "_ask", ask)
@@ -27,7 +28,7 @@ def test_batches_that_have_not_begun_are_left_out_when_the_reader_stops(monkeypa
     after = len(begun)
     # Three batches are in work beside the ones that are done; six more were waiting.
     assert after < 7
-    time.sleep(0.1)
+    time.sleep(0.7)
     assert len(begun) == after
 
 
