@@ -81,7 +81,8 @@ def get_config() -> ConfigDict:
             ),
             network=dict(
                 # transformer | partition | modernbert | esm | diffusion_gemma | encoder_decoder |
-                # classifier; for images: unet | uvit | dit | dit_classifier (docs/networks.md)
+                # classifier; for images: unet | uvit | dit | dit_classifier; for their codes:
+                # maskgit (docs/networks.md)
                 name="transformer",
                 size=768,  # width of the residual stream
                 depth=12,  # blocks
@@ -242,6 +243,7 @@ def get_config() -> ConfigDict:
                 # ancestral | tweedie | euler | tau_leaping(several) | first_hitting |
                 # flow(rate), with process uniform or metric_path |
                 # predictor_corrector(predictor, corrections, size) | any_order(order, per_step) |
+                # halton(randomised, sharpened), for codes of images |
                 # confidence(score, per_step, noise, rule, limit, semi_autoregressive, edit,
                 # edit_passes, split, tempered) |
                 # remask(strategy, eta, since, until, loop, held) | path_planning(eta) |
