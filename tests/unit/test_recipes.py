@@ -1,4 +1,4 @@
-"""docs/configs.md names every config, and docs/recipes.md how many parameters the published have."""
+"""docs/configs.md lists every config, docs/recipes.md the number of parameters of published ones."""
 
 import json
 import math
