@@ -1,4 +1,4 @@
-"""docs/configs.md lists every config, docs/recipes.md the number of parameters of published ones."""
+"""docs/configs.md lists every config, docs/recipes.md the parameters of published ones."""
 
 import json
 import math
