@@ -149,9 +149,19 @@ def _local(path: Place, folder: str) -> Place:
 def from_definition(definition: str, origin: str = "the stored tokenizer"):
     """Makes a `tokenizers.Tokenizer` from the contents of a tokenizer.json."""
     try:
-        return _library().Tokenizer.from_str(definition)
+        return _of_whole_texts(_library().Tokenizer.from_str(definition))
     except Exception as error:  # the library raises nothing narrower
         raise UserError(f"{origin} is not a tokenizer.json: {error}") from error
+
+
+def _of_whole_texts(tokenizer):
+    """Returns the tokenizer without truncation and padding.
+
+    A tokenizer.json may contain both: the limits of the last call before it was saved.
+    """
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def from_hub(name: str):
@@ -177,7 +187,7 @@ def from_hub(name: str):
         if "tokenizer.json" not in names and smiles.FILE in names:
             files = [smiles.FILE, CONFIG]
             return from_path(huggingface_hub.snapshot_download(name, allow_patterns=files))
-        return library.Tokenizer.from_pretrained(name)
+        return _of_whole_texts(library.Tokenizer.from_pretrained(name))
     except UserError:
         raise
     except Exception as error:

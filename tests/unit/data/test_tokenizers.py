@@ -95,6 +95,21 @@ def test_a_stored_bpe_needs_no_files(tiny_bpe):
     assert from_json(stored).decode(from_json(stored).encode("hello")) == "hello"
 
 
+def test_a_stored_limit_of_lengths_cuts_and_fills_no_text(tiny_bpe):
+    """A tokenizer.json may hold that of the last call before it was saved."""
+    plain = BytePairs(path=str(tiny_bpe))
+    limited = tokenizers.Tokenizer.from_str(json.loads(plain.to_json())["definition"])
+    limited.enable_truncation(3)
+    limited.enable_padding(length=5)
+    (tiny_bpe / "tokenizer.json").write_text(limited.to_str())
+    texts = ["hello", "", UNICODE]
+    whole = [ids.tolist() for ids in plain.encode_batch(texts)]
+    assert [len(ids) for ids in whole][:2] == [2, 0] and len(whole[2]) > 5
+    for found in (BytePairs(path=str(tiny_bpe)), BytePairs(definition=limited.to_str())):
+        assert [ids.tolist() for ids in found.encode_batch(texts)] == whole
+        assert found.to_json() == plain.to_json()
+
+
 def test_the_mask_is_shown(tiny_bpe):
     for tokenizer, text in samples(tiny_bpe):
         ids = tokenizer.encode(text).astype(int)
