@@ -13,8 +13,11 @@ from md4_jax.runtime.paths import Place, replace
 
 FILE = "chat.json"
 TEMPLATE, TOKENS = "chat_template.jinja", "tokenizer_config.json"
+OLDER_TOKENS = "special_tokens_map.json"
 # Placeholder for an answer: to find the text that ends a turn, and after an unfinished answer.
 ANSWER = "ANSWER"
+# Variables that transformers gives to templates as none. Undefined, they would not be `none`.
+ABSENT = {"tools": None, "documents": None}
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -23,7 +26,7 @@ class Chat:
     """Chat template and the special tokens that it may use.
 
     template  Jinja template as for transformers: its variables are `messages`,
-              `add_generation_prompt` and the tokens
+              `add_generation_prompt`, the tokens, and `tools` and `documents`, which are none
     tokens    text of each special token by its name: bos_token, eos_token, ...
     day       date that the template gets as today's, such as 2026-01-31; "": the current date
     """
@@ -44,14 +47,14 @@ class Chat:
             template = (folder / TEMPLATE).read_text(encoding="utf-8")
         if not template:
             return None
-        return cls(template, _tokens(told))
+        return cls(template, _tokens(folder))
 
     @classmethod
     def of_path(cls, path: Place) -> Union["Chat", None]:
         """Reads a folder like `of_folder`, or a template file with the tokens from its folder."""
         if not path.is_file():
             return cls.of_folder(path)
-        return cls(path.read_text(encoding="utf-8"), _tokens(_json(path.parent / TOKENS)))
+        return cls(path.read_text(encoding="utf-8"), _tokens(path.parent))
 
     @classmethod
     def kept(cls, folder: Place) -> Union["Chat", None]:
@@ -108,6 +111,7 @@ class Chat:
             found = _compiled(self.template, self.day).render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=answered,
+                **ABSENT,
                 **self.tokens,
             )
             return without_surrogates(found)
@@ -208,8 +212,11 @@ def _to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
-def _tokens(told: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the texts of the special tokens in a tokenizer_config.json."""
+def _tokens(folder: Place) -> dict[str, str]:
+    """Returns the texts of the special tokens of a folder by name, as transformers reads them."""
+    told = _json(folder / TOKENS)
+    if "added_tokens_decoder" not in told:
+        told |= _json(folder / OLDER_TOKENS)
     texts = {name: _text(value) for name, value in told.items() if name.endswith("_token")}
     return {name: text for name, text in texts.items() if text is not None}
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from md4_jax.data import messages, packing
-from md4_jax.data.chat import Chat
+from md4_jax.data.chat import ABSENT, Chat
 from md4_jax.data.labelled import Padding, check_rejected, tell_cut
 from md4_jax.data.sequences import Rows
 from md4_jax.data.sources.splits import digest
@@ -58,6 +58,8 @@ class Conversations:
         """Returns a hash of the conversations, the template and the turns that count."""
         told = [self.chat.template, sorted(self.chat.tokens.items()), self._turns]
         told += [self.chat.day] if "strftime_now" in self.chat.template else []
+        # Older versions left these variables undefined.
+        told += ["none"] if any(name in self.chat.template for name in ABSENT) else []
         return digest("conversations", self._source.fingerprint(), *told)
 
     def documents(self, split: str) -> Iterator[str]:

@@ -87,6 +87,13 @@ def test_templates_get_what_transformers_gives_them():
 
 
 @needs_jinja
+def test_a_template_is_told_that_there_are_no_tools():
+    """Undefined, they would not be none, and a template would list them."""
+    made = form("{% if tools is not none or documents is not none %}[TOOLS]{% endif %}x")
+    assert made.render(TALK) == "x"
+
+
+@needs_jinja
 @pytest.mark.parametrize(
     "template, said",
     [
@@ -324,6 +331,20 @@ def test_a_folder_of_its_own_layout(tmp_path):
     (tmp_path / "chat.json").write_text('{"template": "x", "tokens": {"bos_token": 3}}')
     with pytest.raises(UserError, match="chat.json is damaged"):
         Chat.kept(where)
+
+
+def test_special_tokens_in_a_file_of_their_own(tmp_path):
+    """As older folders have it; entries of the vocabulary in tokenizer_config.json replace it."""
+    own, older = (tmp_path / f"{name}.json" for name in ("tokenizer_config", "special_tokens_map"))
+    told = {"chat_template": "d", "eos_token": "</old>", "pad_token": "<pad>"}
+    own.write_text(json.dumps(told))
+    older.write_text(json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "</s>"}))
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    assert Chat.of_folder(Place(tmp_path)) == Chat("d", tokens)
+    (tmp_path / "other.jinja").write_text("o")
+    assert Chat.of_path(Place(tmp_path / "other.jinja")) == Chat("o", tokens)
+    own.write_text(json.dumps({**told, "added_tokens_decoder": {}}))
+    assert Chat.of_folder(Place(tmp_path)).tokens == {"eos_token": "</old>", "pad_token": "<pad>"}
 
 
 def test_a_model_without_a_template_says_so(tmp_path):

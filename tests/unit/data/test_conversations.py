@@ -21,6 +21,7 @@ from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import TextDomain, domain_of, keep_domain
 from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.sources.public import PublicText
+from md4_jax.data.sources.splits import digest
 from md4_jax.data.tokenizers import BytePairs, Bytes, Characters
 from md4_jax.evals.zero_shot import ZeroShot
 from md4_jax.objectives.block import BlockDiffusion
@@ -400,6 +401,14 @@ def test_other_conversations_templates_and_turns_are_other_data(corpus):
     assert len({data.fingerprint()["crc32"] for data in made}) == 4
     before = corpus(one).source.fingerprint()
     assert corpus([*one, *one]).source.fingerprint() != before
+
+
+def test_texts_with_tools_that_older_versions_wrote_are_not_used_again(corpus):
+    """Those of other templates are."""
+    for template, is_same in ((PLAIN.template, True), (PLAIN.template + "{{ tools }}", False)):
+        source = corpus([messages(TALK)], Chat(template, {})).source
+        older = digest("conversations", source._source.fingerprint(), template, [], "all")
+        assert (source.fingerprint() == older) == is_same
 
 
 def test_rows_of_another_length_or_padding_are_others(corpus):
