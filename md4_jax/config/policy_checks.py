@@ -51,6 +51,12 @@ def check_policy(experiment: Experiment, kept: Mapping[str, Any] | None = None) 
             f"{said} draws whole texts, which end with an end-of-text token: it needs "
             f"data.padding='end_of_text', not {data.padding!r}"
         )
+    if _has_conversations(experiment.config["data"]) and data.turns == "all":
+        raise UserError(
+            f"{said} draws and rewards one answer at a time, but with data.turns='all' all answers "
+            "of a conversation would be drawn at once, and rewards would see only the first: set "
+            "data.turns='last' or 'each'"
+        )
     if data.separate_documents:
         raise UserError(
             f"{said} trains on texts that it draws itself, which are not packed documents: set "
@@ -64,6 +70,11 @@ def check_policy(experiment: Experiment, kept: Mapping[str, Any] | None = None) 
         )
     if experiment.network.companion is not None:
         raise UserError(f"{said} cannot train network.tables: set network.tables=0")
+
+
+def _has_conversations(data: Mapping[str, Any]) -> bool:
+    """Returns whether these data, or a part of them, are conversations."""
+    return any(source.get("messages_key") for source in (data, *data.get("parts", {}).values()))
 
 
 def _check_resumed(experiment: Experiment, kept: Mapping[str, Any], said: str) -> None:

@@ -401,6 +401,19 @@ def test_mistakes(changes, said, made):
         check_training(made(**changes)[0])
 
 
+@pytest.mark.parametrize("name", ["text", "mixture"])
+def test_answers_of_a_conversation_are_drawn_one_at_a_time(name, made, tmp_path):
+    """A reward would see a text up to the end of its first answer."""
+    (tmp_path / "plain.jinja").write_text("{{ messages }}")
+    key = "data__messages_key" if name == "text" else "data__parts__sums__messages_key"
+    talks = {"data__name": name, "data__prompt_key": "", "data__text_key": "text", key: "q"}
+    talks["data__chat_template"] = str(tmp_path / "plain.jinja")
+    with pytest.raises(UserError, match="data.turns='all' all answers of a conversation would"):
+        check_training(made(**talks)[0])
+    for turns in ("last", "each"):
+        check_training(made(**talks, data__turns=turns)[0])
+
+
 def test_a_run_goes_on_with_the_same_samples_and_reward(made):
     """What --mode sample alone uses may change."""
     experiment = made()[0]
