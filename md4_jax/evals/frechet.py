@@ -52,7 +52,7 @@ class FrechetDistance(OnSplit):
             )
 
     def check(self, experiment: Experiment, key: str) -> None:
-        """Raises UserError for data that are not images, or that have no labels."""
+        """Raises UserError for data without images or labels, and for a guide to one label."""
         shape = experiment.domain.shape
         if not has_pictures(experiment.domain):
             raise UserError(
@@ -60,6 +60,12 @@ class FrechetDistance(OnSplit):
             )
         if self.labels and not experiment.domain.labels:
             raise UserError(f"{key}.labels=True needs data with labels, but these data have none")
+        if self.labels and experiment.guide is not None:
+            raise UserError(
+                f"{key}.labels=True draws samples of many labels, but sample.classifier="
+                f"{experiment.guide.options.classifier} guides each to sample.label="
+                f"{experiment.guide.label}: set sample.classifier='' or {key}.labels=False"
+            )
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns distance, precision, recall, and distances to the nearest training images."""

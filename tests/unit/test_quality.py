@@ -178,6 +178,12 @@ def test_what_frechet_refuses():
     FrechetDistance().check(images, "evals.q")
     with pytest.raises(UserError, match="evals.q.labels=True needs data with labels"):
         FrechetDistance(labels=True).check(images, "evals.q")
+    guide = types.SimpleNamespace(label=1, options=types.SimpleNamespace(classifier="runs/c"))
+    guided = types.SimpleNamespace(domain=types.SimpleNamespace(**{**vars(DOMAIN), "labels": "ab"}))
+    guided.guide = guide
+    FrechetDistance().check(guided, "evals.q")
+    with pytest.raises(UserError, match="labels=True .*=runs/c guides each to sample.label=1"):
+        FrechetDistance(labels=True).check(guided, "evals.q")
     with pytest.raises(UserError, match="features.weights must name the weights of Inception"):
         InceptionFeatures()
     assert [kind.distance for kind in FEATURES.values()] == ["random_feature_distance", "fid"]
