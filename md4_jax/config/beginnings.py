@@ -8,6 +8,7 @@ from md4_jax.config import load as config
 from md4_jax.config.inputs import PUBLISHED
 from md4_jax.config.runs import averaged, check_checkpoint, other_run, read
 from md4_jax.config.same_network import differing
+from md4_jax.data.domains import other_class
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import Place
@@ -110,15 +111,20 @@ def _changed(experiment: Experiment, other: Experiment) -> str:
 
 
 def _check_teacher(experiment: Experiment, teacher: Experiment) -> None:
-    """Raises UserError if the teacher was trained with other noise than the student."""
-    if experiment.process == teacher.process:
-        return
-    raise UserError(
+    """Raises UserError if the teacher was trained with other noise or classes than the student."""
+    said = (
         f"train.initial={experiment.train.initial} cannot be the teacher of "
-        f"objective.name={experiment.config['objective']['name']!r}: it was trained with another "
-        f"process: {_keys('process', experiment, teacher)}. Set the keys to the values of the "
-        "teacher"
+        f"objective.name={experiment.config['objective']['name']!r}: it was trained "
     )
+    if experiment.process != teacher.process:
+        raise UserError(
+            f"{said}with another process: {_keys('process', experiment, teacher)}. Set the keys to "
+            "the values of the teacher"
+        )
+    if different := other_class(experiment.domain, teacher.domain):
+        raise UserError(
+            f"{said}on other classes: {different}. Use data with the classes of the teacher"
+        )
 
 
 def _shapes(params: Params) -> dict[str, tuple[int, ...]]:

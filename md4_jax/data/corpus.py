@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from md4_jax.data import conversations, labelled, loader, packing, pairs, prepare, text_size
-from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain
+from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain, other_class
 from md4_jax.data.sequences import Rows, SplitSize, Windows
 from md4_jax.data.shards import TokenShards
 from md4_jax.data.sources.splits import NoText
@@ -61,6 +61,12 @@ class Corpus:
             said = [f"shape {shape} with {size} symbols" for shape, size in facts]
             raise UserError(
                 f"these data have examples of {said[0]}, but the run was made for {said[1]}"
+            )
+        if different := other_class(own, self.domain):
+            raise UserError(
+                f"these data have other classes than the run: {different}. Classes are numbered in "
+                "the order of their names in the training split: put images of only some classes "
+                "into a folder test beside the run's folder train, or set data.labels=False"
             )
 
     @property

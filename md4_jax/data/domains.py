@@ -138,6 +138,21 @@ def same_symbols(one: Domain, other: Domain) -> bool:
     return bare[0] == bare[1]
 
 
+def other_class(one: Domain, other: Domain) -> str:
+    """Describes the first class of a domain that has another name in the other, '' if none has.
+
+    The first domain may lack the last classes. One without classes fits any other, and so do
+    classes without names, which are numbers, if there are as many.
+    """
+    own, its = (tuple(getattr(domain, "labels", ())) for domain in (one, other))
+    unnamed = any(not any(isinstance(name, str) for name in names) for names in (own, its))
+    if not its or own == its[: len(own)] or (unnamed and len(own) == len(its)):
+        return ""
+    both = zip(own, [*map(repr, its), *["no class"] * len(own)], strict=False)
+    number, pair = next((n, pair) for n, pair in enumerate(both) if repr(pair[0]) != pair[1])
+    return f"class {number} is {pair[0]!r} instead of {pair[1]}"
+
+
 def keep_domain(domain: Domain, workdir: Place) -> None:
     """Writes the domain of a run with a checksum, and its chat template, atomically.
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from md4_jax.data.domains import same_symbols
+from md4_jax.data.domains import other_class, same_symbols
 from md4_jax.evals.context import RunOf
 from md4_jax.experiment import Experiment, sample_length
 from md4_jax.processes.capabilities import RevealsMasks
@@ -63,6 +63,11 @@ def check(experiment: Experiment, other: Experiment) -> None:
             f"{said} was trained with network.classes={classes}, but this run has "
             f"network.classes={own}, so that a label has another meaning for the classifier: use "
             "a classifier with the same classes, or a model without classes"
+        )
+    if own and (different := other_class(other.domain, experiment.domain)):
+        raise UserError(
+            f"{said} was trained on other classes than this run: {different}. Use a classifier "
+            "with the same classes, or a model without classes"
         )
     if options.classifier_method == "taylor" and not other.network.mixtures:
         raise UserError(

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import types
 from pathlib import Path
 
 import exact
@@ -13,12 +14,16 @@ import numpy as np
 import pytest
 
 from md4_jax.config import guide_checks
+from md4_jax.data.domains import TextDomain
+from md4_jax.data.tokenizers import Characters
+from md4_jax.evals import guides
 from md4_jax.objectives.classifier import Classifier
+from md4_jax.options.guide import ClassifierOptions
 from md4_jax.processes.capabilities import RevealsBySymbol
 from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import Denoiser, Mixture
+from md4_jax.protocols import Denoiser, Mixture, UserError
 from md4_jax.samplers import SAMPLERS, classifier
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.classifier import exact_gains, taylor_gains, towards
@@ -333,3 +338,23 @@ def test_every_sampler_follows_the_classifier(kind, name):
     assert (np.asarray(free) != 0).mean() > 0.3
     found = exact.drawn(*guided(given, process, zeros, step=step), grid, keys)[0]
     np.testing.assert_array_equal(found, 0)
+
+
+def test_a_classifier_of_other_classes_is_refused():
+    """A label would be another class for the classifier than for the model."""
+
+    def run(*labels):
+        return types.SimpleNamespace(
+            domain=TextDomain(Characters("ab"), 4, labels),
+            network=types.SimpleNamespace(classifies=True, time_free=True),
+            process=Masking(2),
+            config={"network": {"classes": len(labels)}},
+            data=types.SimpleNamespace(length=4),
+            sample=types.SimpleNamespace(length=0),
+            guide=types.SimpleNamespace(label=1, options=ClassifierOptions("runs/classifier")),
+        )
+
+    for own in (run("no", "yes"), run()):
+        guides.check(own, run("no", "yes"))
+    with pytest.raises(UserError, match="on other classes .* class 0 is 'a' instead of 'no'"):
+        guides.check(run("no", "yes"), run("a", "no"))

@@ -11,7 +11,9 @@ import optax
 import pytest
 from scipy import special
 
-from md4_jax.config import build, schema
+from md4_jax.config import beginnings, build, schema
+from md4_jax.data.domains import TextDomain
+from md4_jax.data.tokenizers import Characters
 from md4_jax.networks.transformer import Transformer
 from md4_jax.networks.unet import UNet
 from md4_jax.objectives import head
@@ -453,3 +455,19 @@ def test_a_teacher_reads_the_classes_that_training_hides_from_its_student(images
     hidden = away[0] > away[1]
     assert 0 < hidden.sum() < rows
     np.testing.assert_array_less(np.where(hidden, away[1], away[0]), 1e-5)
+
+
+def test_a_teacher_of_other_classes_is_refused():
+    """It would be told the classes by the numbers of the student's data."""
+
+    def run(*labels):
+        return types.SimpleNamespace(
+            domain=TextDomain(Characters("ab"), 4, labels),
+            process=Masking(2),
+            train=types.SimpleNamespace(initial="runs/teacher"),
+            config={"objective": {"name": "sdtt"}},
+        )
+
+    beginnings._check_teacher(run("no", "yes"), run("no", "yes"))
+    with pytest.raises(UserError, match="teacher cannot be .* class 1 is 'yes' instead of 'so'"):
+        beginnings._check_teacher(run("no", "yes"), run("no", "so"))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import types
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from pixels import Pixels
 
 from md4_jax.config import inputs, schema
 from md4_jax.data.corpus import Corpus
+from md4_jax.data.pixels import PixelDomain
 from md4_jax.data.sequences import Rows
 from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
@@ -133,6 +135,33 @@ def test_other_images_than_those_of_the_run_are_refused():
     words = r"examples of shape \(2, 2, 3\) with 256 symbols, but .* shape \(4, 1, 3\)"
     with pytest.raises(UserError, match=words):
         Corpus(Images(), Pixels((4, 1, 3)), OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "own, run, said",
+    [
+        (("cat", "dog"), ("cat", "dog", "owl"), ""),
+        ((), ("cat", "dog"), ""),
+        (("cat", "dog"), (), ""),
+        ((0, 1), (0, 1, 2), ""),
+        ((0, 1), ("cat", "dog"), ""),
+        (("cat", "dog"), (0, 1), ""),
+        (("dog", "owl"), ("cat", "dog", "owl"), "class 0 is 'dog' instead of 'cat'"),
+        (("cat", "ox", "dog"), ("cat", "dog", "ox"), "class 1 is 'ox' instead of 'dog'"),
+        (("cat", "dog", "owl"), ("cat", "dog"), "class 2 is 'owl' instead of no class"),
+        (("cat",), (0, 1), "class 0 is 'cat' instead of 0"),
+    ],
+)
+def test_classes_with_other_numbers_than_in_the_run_are_refused(own, run, said):
+    """The network would be told the class of another name."""
+    source = types.SimpleNamespace(
+        domain=lambda: PixelDomain(SHAPE, labels=own), rows=Images().rows, warnings=()
+    )
+    if not said:
+        Corpus(source, PixelDomain(SHAPE, labels=run), OPTIONS)
+        return
+    with pytest.raises(UserError, match=f"have other classes than the run: {said}"):
+        Corpus(source, PixelDomain(SHAPE, labels=run), OPTIONS)
 
 
 def test_an_example_by_its_number():
