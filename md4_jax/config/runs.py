@@ -14,6 +14,7 @@ from md4_jax.evals import rollouts
 from md4_jax.evals.likelihood import main_bound
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError, updates_of
+from md4_jax.protocols.phrases import plus_minus
 from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.paths import Place, place
 from md4_jax.runtime.sharding import max_over_processes
@@ -150,8 +151,8 @@ def best_line(experiment: Experiment, workdir: Place) -> str:
     found = best(experiment, workdir, read(experiment, workdir, Checkpoints.steps) or [])
     if found is None:
         return ""
-    figure = figure_of(experiment)
-    return f"\n  best          step {found.step}: {figure} {found.value:.4f} +- {found.error:.4f}"
+    value = f"{found.value:.4f}{plus_minus(found.error, '.4f')}"
+    return f"\n  best          step {found.step}: {figure_of(experiment)} {value}"
 
 
 def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:

@@ -16,6 +16,7 @@ from md4_jax.evals.samples import decoded, drawn_samples
 from md4_jax.experiment import Experiment
 from md4_jax.generate import diversity, writers
 from md4_jax.protocols import Batch, Params, UserError
+from md4_jax.protocols.phrases import TOO_FEW, amount, plus_minus
 from md4_jax.samplers.draw import WIDTH
 
 RULES = ("first", "all")
@@ -143,9 +144,11 @@ def _numbers(nats: np.ndarray, size: np.ndarray, text: list) -> dict[str, Any]:
 def _line(result: Mapping[str, Any]) -> str:
     """Formats the result."""
     shares = f", MAUVE {result['mauve']:.4f}" if "mauve" in result else ""
+    error = plus_minus(result["generative_perplexity_se"], ".2f")
+    counts = f"{amount(result['judged'], 'text')}, {amount(result['judge_tokens'], 'token')}"
+    why = "" if error else f"; {TOO_FEW}"
     return (
-        f"generative perplexity {result['generative_perplexity']:.2f} +- "
-        f"{result['generative_perplexity_se']:.2f}{shares}, unigram entropy "
-        f"{result['judge_unigram_entropy_bits']:.3f} bits in the judge's tokens "
-        f"({result['judged']} texts, {result['judge_tokens']} tokens, {result['judge']})"
+        f"generative perplexity {result['generative_perplexity']:.2f}{error}{shares}, unigram "
+        f"entropy {result['judge_unigram_entropy_bits']:.3f} bits in the judge's tokens "
+        f"({counts}, {result['judge']}{why})"
     )

@@ -16,6 +16,7 @@ from md4_jax.evals.samples import drawn_samples
 from md4_jax.experiment import Experiment
 from md4_jax.generate import writers
 from md4_jax.protocols import Params, UserError
+from md4_jax.protocols.phrases import TOO_FEW, amount, plus_minus
 
 # The words are kept in memory, so only this many tokens of a split are read.
 MOST_TOKENS = 20_000_000
@@ -63,13 +64,27 @@ class KnownWords(OnSplit):
         )
         others, _, _ = share([_words(context.corpus(self.data), self.split)], known)
         result = dict(zip(("known_words", "known_words_se", "words"), found, strict=True))
-        context.say(
-            f"{context.name}: {found[0]:.1%} +- {found[1]:.1%} of {found[2]} words of "
-            f"{len(drawn.tokens)} samples are words of the training text; "
-            f"of {self.split} {others:.1%}"
-        )
+        context.say(f"{context.name}: {_line(found, len(drawn.tokens), self.split, others)}")
         sampler = {"sampler": experiment.config["sample"]["name"], **writers.of_samples(drawn)}
         return {"split": self.split, **result, "split_known_words": others, **sampler}
+
+
+def _line(found: tuple[float, float, int], samples: int, split: str, others: float) -> str:
+    """Formats the fractions of known words, or says that there are no words; found: see `share`."""
+    ratio, error, words = found
+    drawn = amount(samples, "sample")
+    of_split = f"of {split} {others:.1%}" if math.isfinite(others) else f"{split} has no words"
+    if not words:
+        return (
+            f"there are no words to count in {drawn}, since the first and the last word of each may "
+            f"be cut off; {of_split}"
+        )
+    margin = plus_minus(error, ".1%")
+    why = "" if margin else f" ({TOO_FEW})"
+    return (
+        f"{ratio:.1%}{margin} of {amount(words, 'word')} of {drawn} are words of the training "
+        f"text{why}; {of_split}"
+    )
 
 
 def own_words(

@@ -9,6 +9,10 @@ import numpy as np
 from md4_jax.data.units import OF_IMAGES, UNITS
 from md4_jax.evals.metrics import perplexity
 from md4_jax.protocols import PARTS
+from md4_jax.protocols.phrases import TOO_FEW, amount, plus_minus
+
+# Figures of a classifier.
+CLASSES = ("cross_entropy", "accuracy")
 
 
 def line(result: dict[str, Any]) -> str:
@@ -20,7 +24,7 @@ def line(result: dict[str, Any]) -> str:
     other = other and f" (including {other})"
 
     def said(name: str, form: str) -> str:
-        return f"{sign}{result[name]:{form}} +- {result[name + '_se']:{form}}"
+        return f"{sign}{result[name]:{form}}{plus_minus(result[f'{name}_se'], form)}"
 
     words = [f"{said(f'bits_per_{unit}', '.4f')} bits/{unit}{other}"]
     if "bits_per_byte" in result and result["bytes"] != result["tokens"]:
@@ -31,20 +35,25 @@ def line(result: dict[str, Any]) -> str:
     most = perplexity(math.inf)
     if result.get("word_perplexity", most) < most and unit == "token":
         words.append(f"word perplexity {said('word_perplexity', '.5g')}")
-    draws = "1 draw" if result["draws"] == 1 else f"{result['draws']} draws"
-    counts = f"{result['sequences']} sequences" + ("" if result["exact"] else f", {draws} each")
+    counts = _counts(result, "bits_per_token", draws=not result["exact"])
     padded = "; padding counts among the tokens, not among bytes and words" * ("padding" in result)
     return f"{', '.join(words)} ({counts}){padded}"
 
 
 def classes(result: Mapping[str, Any]) -> str:
     """Formats the result for a classifier of noisy sequences."""
-    draws = "1 draw" if result["draws"] == 1 else f"{result['draws']} draws"
+    error, of_accuracy = (plus_minus(result[f"{name}_se"], ".4f") for name in CLASSES)
     return (
-        f"cross-entropy of the class {result['cross_entropy']:.4f} +- "
-        f"{result['cross_entropy_se']:.4f} nats, accuracy {result['accuracy']:.4f} +- "
-        f"{result['accuracy_se']:.4f} at all times ({result['sequences']} sequences, {draws} each)"
+        f"cross-entropy of the class {result['cross_entropy']:.4f}{error} nats, accuracy "
+        f"{result['accuracy']:.4f}{of_accuracy} at all times ({_counts(result, CLASSES[0])})"
     )
+
+
+def _counts(result: Mapping[str, Any], figure: str, *, draws: bool = True) -> str:
+    """Returns '12 sequences, 1 draw each', and whether they are too few for an error."""
+    said = amount(result["sequences"], "sequence")
+    said += f", {amount(result['draws'], 'draw')} each" if draws else ""
+    return said if plus_minus(result[f"{figure}_se"], "") else f"{said}; {TOO_FEW}"
 
 
 def finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,8 +77,11 @@ def quality(result: Mapping[str, Any]) -> str:
     others = ("split", "samples", "images", "copies", "picture")
     numbers = {k: v for k, v in result.items() if k not in others}
     words = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in numbers.items())
-    copies = f"; {result['copies']} copies of training images" if "copies" in result else ""
-    return f"{words} ({result['samples']} samples, {result['images']} images){copies}"
+    copies = ""
+    if "copies" in result:
+        copies = f"; {amount(result['copies'], 'copy')} of training images"
+    counts = f"{amount(result['samples'], 'sample')}, {amount(result['images'], 'image')}"
+    return f"{words} ({counts}){copies}"
 
 
 def learned(process: Any, domain: Any, most: int = 10) -> str:
@@ -109,7 +121,8 @@ def ladder(
     """
     rows = [(level, f"{order}-gram model") for order, level in enumerate(levels, start=1)]
     if result is not None:
-        kind = "exact" if result["exact"] else f"bound, +- {result['bits_per_token_se']:.4f}"
+        error = plus_minus(result["bits_per_token_se"], ".4f")
+        kind = "exact" if result["exact"] else f"bound{',' * bool(error)}{error}"
         on = f", on {whole}" if whole else ""
         rows.append((result["bits_per_token"], f"this model ({kind}{on})"))
     body = "\n".join(f"  {level:7.4f}  {name}" for level, name in sorted(rows, reverse=True))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from md4_jax.config import load as config_lib
 from md4_jax.data.units import UNITS
 from md4_jax.protocols import UserError
+from md4_jax.protocols.phrases import plus_minus
 from md4_jax.runtime.paths import Place, exists
 from md4_jax.runtime.streams import printable
 from md4_jax.training.report import EVALUATIONS, kept
@@ -100,9 +101,8 @@ def _bits(result: dict[str, Any]) -> str:
         return ""
     unit = next(u for u in UNITS if f"bits_per_{u}" in result)
     sign = "" if result["exact"] else "<= "
-    error = result[f"bits_per_{unit}_se"]
-    spread = "" if error is None else f" +- {error:.4f}"
-    return f"{sign}{_number(result[f'bits_per_{unit}'], math.nan):.4f}{spread} bits/{unit}"
+    error = plus_minus(result[f"bits_per_{unit}_se"], ".4f")
+    return f"{sign}{_number(result[f'bits_per_{unit}'], math.nan):.4f}{error} bits/{unit}"
 
 
 def _number(kept: float | None, other: float) -> float:

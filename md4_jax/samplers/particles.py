@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from md4_jax.protocols import UserError
+from md4_jax.protocols.phrases import plus_minus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +66,7 @@ class Steered(NamedTuple):
         """Returns the means as a line of text."""
         found = self.numbers()
         mean, error = found["log_mean_exp_reward"], found["log_mean_exp_reward_se"]
-        reward_se = found["reward_se"]
-        said = "" if reward_se is None else f" +- {reward_se:.3g}"
-        of_mean = "" if error is None else f" +- {error:.3g}"
+        said, of_mean = plus_minus(found["reward_se"], ".3g"), plus_minus(error, ".3g")
         return (
             f"reward {found['reward']:.4g}{said}; {found['effective_particles']:.1f} of "
             f"{options.particles} particles effective; log E[exp({options.strength:g} reward)] "

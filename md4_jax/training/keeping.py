@@ -79,7 +79,7 @@ def best_of(rows: Iterable[Mapping[str, Any]], figure: str, steps: Container[int
     ignored.
     """
     found = [
-        Best(row["step"], row[figure], row.get(f"{figure}_se", math.nan))
+        Best(row["step"], row[figure], float(row.get(f"{figure}_se", math.nan)))
         for row in rows
         if row["step"] in steps and _is_finite(row.get(figure))
     ]

@@ -11,6 +11,7 @@ from md4_jax.data import units
 from md4_jax.evals.context import numbers_of
 from md4_jax.evals.metrics import bits
 from md4_jax.protocols import Array, UserError
+from md4_jax.protocols.phrases import plus_minus
 from md4_jax.runtime.sharding import max_over_processes
 from md4_jax.training.keeping import best_of
 from md4_jax.training.writers import Progress, Writer
@@ -122,7 +123,7 @@ class TrainLog:
         unit = self._settings.unit
         rewarded = f"reward {means['reward']:.3f}, " if "reward" in means else ""
         rewarded += f"{means['clipped']:.0%} clipped, " if "clipped" in means else ""
-        said = f"{kind} {loss:.3f}{_plus_minus(error)} bits/{unit}{self._held_out_text}"
+        said = f"{kind} {loss:.3f}{plus_minus(error, '.3f')} bits/{unit}{self._held_out_text}"
         text = (
             f"{rewarded}{_of_classes(means) or said}, "
             f"{units.speed(unit, rate * size * length, length)}{_loads(means)}"
@@ -170,7 +171,7 @@ class TrainLog:
             self._writer.text(step, name, result["texts"])
         if name == self._settings.held_out and self._settings.is_bound:
             value, error = result["bits_per_token"], result["bits_per_token_se"]
-            self._held_out_text = f" (held out {value:.3f}{_plus_minus(error)})"
+            self._held_out_text = f" (held out {value:.3f}{plus_minus(error, '.3f')})"
         self._clock = (time.monotonic(), step)
 
 
@@ -187,8 +188,3 @@ def _loads(means: Mapping[str, float]) -> str:
     if "expert_load" not in means:
         return ""
     return f", fullest expert {means['expert_load']:.2f}x, {means['experts_idle']:.0%} idle"
-
-
-def _plus_minus(error: float) -> str:
-    """Formats ' +- 0.123', or nothing for an unknown error."""
-    return f" +- {error:.3f}" if math.isfinite(error) else ""

@@ -84,6 +84,21 @@ def test_the_words_of_prompts_do_not_count_and_their_samples_do(monkeypatch):
     assert "8 words of 4 samples are words of the training text" in said[0]
 
 
+def test_too_few_words_are_named():
+    """Samples without words, a split without words, and a single sample, which has no error."""
+    said = known_words._line((math.nan, math.nan, 0), 1, "test", 0.5)
+    assert said.startswith("there are no words to count in 1 sample, since") and "nan" not in said
+    assert said.endswith("; of test 50.0%")
+    said = known_words._line((0.5, 0.125, 8), 2, "test", math.nan)
+    assert said.startswith("50.0% +- 12.5% of 8 words of 2 samples are words of the training text")
+    assert said.endswith("; test has no words")
+    said = known_words._line((1.0, math.nan, 1), 1, "test", 1.0)
+    assert said == (
+        "100.0% of 1 word of 1 sample are words of the training text "
+        "(too few for a standard error); of test 100.0%"
+    )
+
+
 @pytest.mark.campaign
 def test_samples_are_compared_with_the_training_text(run, tmp_path, tiny):
     """The training text has two words; of the test text half of the words are others."""

@@ -81,6 +81,12 @@ def test_a_figure_that_is_not_finite_is_never_the_best(value):
     assert best_of([row(10, 3.0), row(20, value)], FIGURE, {10, 20}).step == 10
 
 
+def test_the_best_of_single_draws_has_no_error():
+    """Metrics of a file have text in place of nan, which the error of a single draw is."""
+    found = best_of([{**row(10, 3.0), f"{FIGURE}_se": "nan"}], FIGURE, {10})
+    assert found.value == 3.0 and math.isnan(found.error)
+
+
 def log_of(writer):
     settings = LogSettings(
         every=1, batch_shape=(1, 1), is_bound=True, learning_rate=float, max_skipped_in_a_row=1
