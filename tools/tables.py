@@ -14,6 +14,7 @@ import program
 from sizes import SIZES, SMALL, TEXT
 
 from configs.families import FAMILIES
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.processor import multiplies_bfloat16
 
 
@@ -253,7 +254,7 @@ def _sampling_rows(settings: Settings) -> list[Row]:
     rows = []
     for steps, batch in grid:
         more = f"{keys}sample.steps={steps} sample.batch_size={batch} sample.grid=uniform"
-        name = f"{steps} steps, batch {batch}"
+        name = f"{amount(steps, 'step')}, batch {batch}"
         rows.append(_bench_row(name, more, "sample", windows, seconds))
     return rows
 

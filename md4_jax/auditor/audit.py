@@ -11,6 +11,7 @@ import numpy as np
 from md4_jax.auditor.problem import Problem, problem, rule
 from md4_jax.processes.capabilities import ObservesMasks
 from md4_jax.protocols import Array, UserError
+from md4_jax.protocols.phrases import amount
 
 # (symbols, length) of the problems.
 PROBLEMS = ((3, 2), (2, 3))
@@ -153,8 +154,8 @@ def audit(
         results = []
         for number, one in enumerate(asked, 1):
             say(
-                f"problem {number} of {len(asked)}, all texts of {one.length} tokens over "
-                f"{one.symbols} symbols ..."
+                f"problem {number} of {len(asked)}, all texts of {amount(one.length, 'token')} "
+                f"over {amount(one.symbols, 'symbol')} ..."
             )
             results.append(_audited(one, steps, jax.random.key(seed)))
     claims, is_loose = bool(objective.is_bound(process)), getattr(objective, "is_loose", False)

@@ -10,6 +10,7 @@ import numpy as np
 from md4_jax.auditor.audit import ERRORS, Audit, Audited, Found
 from md4_jax.auditor.denoisers import tabled
 from md4_jax.auditor.problem import Problem
+from md4_jax.protocols.phrases import amount
 
 MOST = 27  # lines of a table
 
@@ -62,7 +63,8 @@ def _measured(result: Audited) -> list[str]:
     problem = result.problem
     draws = "all draws enumerated" if result.enumerated else "averaged over draws"
     return [
-        f"V = {problem.symbols}, L = {problem.length}, {draws}, {result.tried} denoisers:",
+        f"V = {problem.symbols}, L = {problem.length}, {draws}, "
+        f"{amount(result.tried, 'denoiser')}:",
         f"  largest log sum_x exp(-L(x))  {_with_error(result.largest)}, at most 0 for a bound",
         f"  independent uniform data      {_with_error(result.closest)} nats above the entropy, "
         "0 at best",
@@ -97,8 +99,8 @@ def _of_excess(result: Audited) -> list[str]:
 
 def _which(problem: Problem, group: int) -> str:
     if group == 0:
-        return f"x of {problem.length} tokens, all counted"
-    return f"x of {problem.length} tokens, the first given as {group - 1} and not counted"
+        return f"x of {amount(problem.length, 'token')}, all counted"
+    return f"x of {amount(problem.length, 'token')}, the first given as {group - 1} and not counted"
 
 
 def _sequences(problem: Problem, found: Found) -> list[str]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.sharding import batch_shards
 
 
@@ -14,8 +15,9 @@ def check_batches(experiment: Experiment) -> None:
     if experiment.train.batch_size % parts:
         raise UserError(
             f"train.batch_size={experiment.train.batch_size} must be divisible by "
-            f"train.microbatches={experiment.train.microbatches} times the {shards} batch shards "
-            f"of the mesh {mesh} (data x fsdp x context x tensor), which is {parts}"
+            f"train.microbatches={experiment.train.microbatches} times the "
+            f"{amount(shards, 'batch shard')} of the mesh {mesh} (data x fsdp x context x tensor), "
+            f"which is {parts}"
         )
 
 

@@ -8,6 +8,7 @@ from md4_jax.config.fit import objective_name
 from md4_jax.config.load import flatten
 from md4_jax.experiment import Experiment, has_rows
 from md4_jax.protocols import UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.sharding import batch_shards
 
 # Keys of the section `sample` that do not affect the samples drawn in training.
@@ -108,8 +109,8 @@ def _check_sizes(experiment: Experiment, said: str) -> None:
     if size % (group * shards):
         raise UserError(
             f"train.batch_size={size} must be a multiple of {group * shards}: {said} draws "
-            f"objective.group={group} texts for each prompt, and a batch is split over {shards} "
-            "groups of devices"
+            f"objective.group={group} texts for each prompt, and a batch is split over "
+            f"{amount(shards, 'group')} of devices"
         )
 
 

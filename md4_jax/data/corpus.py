@@ -14,6 +14,7 @@ from md4_jax.data.shards import TokenShards
 from md4_jax.data.sources.splits import NoText
 from md4_jax.options.data import DataOptions
 from md4_jax.protocols import Batch, UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.paths import Place, cache_root
 from md4_jax.runtime.sharding import same_everywhere
 
@@ -133,7 +134,7 @@ class Corpus:
         for split, size in found.items():
             if size.tokens == 0 or (split == "train" and size.sequences == 0):
                 raise (UserError if size.tokens else NoText)(
-                    f"the {split} split has {size.tokens} tokens, fewer than "
+                    f"the {split} split has {amount(size.tokens, 'token')}, fewer than "
                     f"{'one sequence of' if split == 'train' else 'needed with'} "
                     f"data.length={self.options.length}: take a larger corpus or lower data.length"
                 )
@@ -183,8 +184,8 @@ class Corpus:
         rows = self._rows(split)
         if number >= len(rows):
             raise UserError(
-                f"sample.image_from={split}:{number}: the {split} split has {len(rows):,} images, "
-                "numbered from 0"
+                f"sample.image_from={split}:{number}: the {split} split has "
+                f"{amount(len(rows), 'image', ',')}, numbered from 0"
             )
         return rows.take(np.array([number])).tokens[0]
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from md4_jax.data.sequences import Rows, Windows
 from md4_jax.protocols import Batch, UserError
+from md4_jax.protocols.phrases import amount
 
 READ_THREADS = 4
 
@@ -114,8 +115,8 @@ def train_iterator(
     count = len(sequences)
     if count == 0:
         raise UserError(
-            f"the training split has {sequences.size.tokens} tokens, fewer than one sequence of "
-            f"{sequences.length}: lower data.length or take a larger corpus"
+            f"the training split has {amount(sequences.size.tokens, 'token')}, fewer than one "
+            f"sequence of {sequences.length}: lower data.length or take a larger corpus"
         )
     # Epoch e of seed s would be epoch 0 of seed s + e; hashing separates neighbouring seeds.
     order_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from md4_jax.data.chat import Chat, Messages
 from md4_jax.data.surrogates import without_surrogates
 from md4_jax.protocols import UserError
+from md4_jax.protocols.phrases import amount
 
 # Names of roles, including those of ShareGPT -> the names that templates use.
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
@@ -85,7 +86,7 @@ def check_answers(
     if len(better[1]) != len(worse[1]):
         raise UserError(
             f"{where}: {names} must be the same up to their last message, but they have "
-            f"{len(better[1])} and {len(worse[1])} messages"
+            f"{len(better[1])} and {amount(len(worse[1]), 'message')}"
         )
     for number, (one, other) in enumerate(zip(better[1][:-1], worse[1], strict=False), 1):
         if one != other:

@@ -21,6 +21,7 @@ from md4_jax.data.names import Load, class_of
 from md4_jax.data.proteins import Proteins
 from md4_jax.data.tokenizer_base import Tokenizer, UnknownCharacter, id_dtype
 from md4_jax.protocols import UserError
+from md4_jax.protocols.phrases import amount
 
 _SYMBOLS = " abcdefghijklmnopqrstuvwxyz"
 
@@ -118,9 +119,10 @@ class Characters(Tokenizer):
             offset = int(wrong[0])
             raise UnknownCharacter(
                 f"the character {text[offset]!r} at offset {offset} is not in the alphabet of "
-                f"{len(alphabet)} characters, {self._shown()}. A trained model cannot use others: "
-                "remove the character. For a new run set tokenizer.alphabet, or it becomes the "
-                "characters of the training split; tokenizer.name='bytes' accepts every text"
+                f"{amount(len(alphabet), 'character')}, {self._shown()}. A trained model cannot "
+                "use others: remove the character. For a new run set tokenizer.alphabet, or it "
+                "becomes the characters of the training split; tokenizer.name='bytes' accepts "
+                "every text"
             )
         return order[place]
 

@@ -1,5 +1,7 @@
 """Amounts of data in the terms of people: images for images, tokens for text."""
 
+from md4_jax.protocols.phrases import amount
+
 # `Domain.unit` of images, of levels and of codes.
 DIMENSION, CODE = "dimension", "code"
 OF_IMAGES = (DIMENSION, CODE)
@@ -10,15 +12,15 @@ UNITS = ("character", *OF_IMAGES, "token")
 def split_size(unit: str, sequences: int, tokens: int) -> str:
     """Describes a split: its images, or its tokens and the whole sequences that they make."""
     if unit in OF_IMAGES:
-        return f"{sequences:,} images, {tokens:,} {unit}s"
-    return f"{tokens:,} tokens, {sequences:,} whole sequences"
+        return f"{amount(sequences, 'image', ',')}, {amount(tokens, unit, ',')}"
+    return f"{amount(tokens, 'token', ',')}, {amount(sequences, 'whole sequence', ',')}"
 
 
 def batch_size(unit: str, sequences: int, length: int) -> str:
     """Describes a batch of sequences of this length."""
     if unit in OF_IMAGES:
-        return f"{sequences} images of {length} {unit}s"
-    return f"{sequences} x {length} tokens"
+        return f"{amount(sequences, 'image')} of {amount(length, unit)}"
+    return f"{sequences} x {amount(length, 'token')}"
 
 
 def speed(unit: str, tokens: float, length: int) -> str:

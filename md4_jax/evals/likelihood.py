@@ -30,6 +30,7 @@ from md4_jax.protocols import (
     Prompt,
     UserError,
 )
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import to_global, to_host
 from md4_jax.samplers.guidance import guided
@@ -76,8 +77,8 @@ class LikelihoodBound(OnBatches):
         if self.stride and block and (length - self.stride) % block:
             raise UserError(
                 f"{key}stride={self.stride} leaves {length_key}={length} - {self.stride} = "
-                f"{length - self.stride} tokens of context, and objective.block={block} must "
-                "divide that number"
+                f"{amount(length - self.stride, 'token')} of context, and objective.block={block} "
+                "must divide that number"
             )
 
     def length_of(self, experiment: Experiment) -> tuple[str, int]:

@@ -14,6 +14,7 @@ from md4_jax.objectives.head import at_positions
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.order import numbered
 from md4_jax.protocols import Array, Batch, Denoiser, Network, Params, UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import NEVER, Chain, ReadsTextAtOnce, RevealsByLogits
 from md4_jax.samplers.draw import reading
@@ -195,7 +196,8 @@ class PathLikelihood(OnBatches):
         if sample_block(experiment):
             raise UserError(
                 f"{key} is only for sampling without blocks, but this run samples in blocks of "
-                f"{sample_block(experiment)} tokens: set sample.block and objective.block to 0"
+                f"{amount(sample_block(experiment), 'token')}: set sample.block and "
+                "objective.block to 0"
             )
         check_sizes(self, experiment, key)
 

@@ -25,6 +25,7 @@ from md4_jax.generate.pictures import CHOSEN_FROM, has_pictures
 from md4_jax.generate.prompts import Resized, check_beginnings, remarks, templates
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Batch, Params, Prompt, UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.paths import Place
 from md4_jax.samplers.batches import Samples, context_of, cut, draw_samples, make_sampler
 from md4_jax.samplers.live import Asked, Live, Watched
@@ -65,8 +66,9 @@ class DrawnSamples:
         if drawn.steered is not None:
             context.say(drawn.steered.line(experiment.steering.options))
         least, most = drawn.lengths.min(), drawn.lengths.max()
-        size = f"{most}" if least == most else f"{least} to {most}"
-        of = f"{len(drawn.tokens)} samples of {size} {experiment.domain.unit}s"
+        size = amount(most, experiment.domain.unit)
+        size = size if least == most else f"{least} to {size}"
+        of = f"{amount(len(drawn.tokens), 'sample')} of {size}"
         context.say(f"{of} from step {context.step}: {path}")
         name = experiment.config["sample"]["name"]
         return {"sampler": name, **writers.of_samples(drawn), **judged, **facts}
@@ -197,7 +199,8 @@ def watched(
     """Yields the states of the first sample during sampling."""
     options, length = experiment.sample, sample_length(experiment)
     if len(prompt.tokens) != length:
-        raise UserError(f"the prompt has {len(prompt.tokens)} positions, but samples have {length}")
+        has = amount(len(prompt.tokens), "position")
+        raise UserError(f"the prompt has {has}, but samples have {length}")
     if experiment.network.gaps:
         check_beginnings([prompt])
     told = context_of(options, 1, drawn_classes(experiment))

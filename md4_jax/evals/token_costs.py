@@ -17,6 +17,7 @@ from md4_jax.objectives.radd import TDCE, LambdaDCE
 from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Batch, Objective, Params, UserError, batch_of
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_shards, to_global, to_host
 
@@ -66,8 +67,8 @@ def token_costs(
     tokens = np.asarray(encoded(experiment, 0, text), np.int32)
     if len(tokens) > experiment.data.length:
         raise UserError(
-            f"the text has {len(tokens)} {experiment.domain.unit}s, but the model reads at most "
-            f"{experiment.data.length}: shorten the text"
+            f"the text has {amount(len(tokens), experiment.domain.unit)}, but the model reads at "
+            f"most {experiment.data.length}: shorten the text"
         )
     exact = getattr(splits, "is_exact", lambda network: False)(experiment.network)
     batch = _batch(experiment, params, tokens, 1 if exact else ROWS, label)

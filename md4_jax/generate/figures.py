@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.paths import Place
 
 HELD_OUT = ("tab:orange", "tab:red", "tab:purple")
@@ -133,7 +134,8 @@ def powers(
         if hidden > 0:
             axes.axvline(cut - 0.5, color="tab:gray", linestyle=":")
     if hidden > 0:
-        upper.text(cut - 0.3, power.max(), f"{hidden} symbols between are left out", va="top")
+        said = f"{amount(hidden, 'symbol')} between are left out"
+        upper.text(cut - 0.3, power.max(), said, va="top")
     _save(figure, path)
 
 

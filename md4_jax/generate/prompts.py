@@ -9,6 +9,7 @@ from md4_jax.generate import inpainting
 from md4_jax.generate.pictures import has_pictures
 from md4_jax.options import PromptOptions
 from md4_jax.protocols import Prompt, UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.paths import place
 
 SHOWN = 60  # characters of a text in an error
@@ -79,10 +80,11 @@ def _templates(
     free = resized.masks if resized else length - len(first) - len(last)
     size = len(first) + free + len(last)
     if free < 0 or size > length:
-        gap = f" + {free} masks" if resized else ""
+        gap = f" + {amount(free, 'mask')}" if resized else ""
         raise UserError(
-            f"sample.prompt and sample.suffix have {len(first)} + {len(last)} tokens{gap}, more "
-            f"than the {length} of a sample: shorten them or raise sample.length"
+            f"sample.prompt and sample.suffix have {len(first)} + "
+            f"{amount(len(last), 'token')}{gap}, more than the {length} of a sample: shorten them "
+            "or raise sample.length"
         )
     tokens = [*first, *[0] * free, *last, *[-1] * (length - size)]
     given = [*[True] * len(first), *[False] * free, *[True] * len(last), *[False] * (length - size)]
@@ -159,8 +161,8 @@ def _filled(options: PromptOptions, domain: Any, text: str, length: int, name: s
         given += [True] * len(ids)
     if len(tokens) > length:
         raise UserError(
-            f"{name} has {len(tokens)} tokens, more than the {length} of a sample: shorten it "
-            "or raise sample.length"
+            f"{name} has {amount(len(tokens), 'token')}, more than the {length} of a sample: "
+            "shorten it or raise sample.length"
         )
     rest = length - len(tokens)
     return Prompt(np.asarray(tokens + [-1] * rest, np.int32), np.asarray(given + [False] * rest))

@@ -11,6 +11,7 @@ from md4_jax.generate import diversity, figures, image_traces, pages, pictures, 
 from md4_jax.generate.prompts import template_lines
 from md4_jax.options.guide import ClassifierOptions
 from md4_jax.protocols import Params, Prompt
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.paths import Place
 
 # Keys of the section `sample` that do not affect samples, and those that `record` renames.
@@ -183,6 +184,6 @@ def settings(experiment: Any) -> str:
     if experiment.guide:
         strength = experiment.guide.options.classifier_strength
         label = f"label {experiment.guide.label}, classifier strength {strength:g}"
-    parts = [asked["name"], f"{len(experiment.grid) - 1} steps", grid]
+    parts = [asked["name"], amount(len(experiment.grid) - 1, "step"), grid]
     parts += [f"temperature {asked.get('temperature', 1.0):g}", label, f"seed {own.seed}"]
     return ", ".join([*filter(None, parts), f"objective {experiment.config['objective']['name']}"])

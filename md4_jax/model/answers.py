@@ -13,6 +13,7 @@ from md4_jax.evals.texts import bucket, takes_segments
 from md4_jax.experiment import Experiment, drawn_classes, sample_block
 from md4_jax.options import PromptOptions
 from md4_jax.protocols import Prompt, UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.samplers.batches import context_of
 
 # Options of `Model.sample` that a chat does not support.
@@ -76,8 +77,8 @@ def answer(model: Any, messages: str | Messages, size: int, options: Mapping[str
     ids = np.asarray(model.domain.encode(model.form.undated().prompt(messages)), np.int32)
     if size < 1 or len(ids) + size > model.length:
         raise UserError(
-            f"a chat of {len(ids)} tokens and new_tokens={size} do not fit: new_tokens must be at "
-            f"least 1, and both together at most data.length={model.length}"
+            f"a chat of {amount(len(ids), 'token')} and new_tokens={size} do not fit: new_tokens "
+            f"must be at least 1, and both together at most data.length={model.length}"
         )
     tokenizer = model.domain.tokenizer
     marks = {name for name in _marks(model) if tokenizer.id_of(name) in ends(model)}

@@ -12,6 +12,7 @@ from md4_jax.model.model import Model
 from md4_jax.objectives.autoregressive import AlongOrder, Autoregressive
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import UserError
+from md4_jax.protocols.phrases import amount
 
 CHAIN_RULE = "chain_rule"
 
@@ -39,8 +40,8 @@ def pair(model: Model, context: str, continuation: str) -> Pair:
     first, most = len(encode(kept)) if kept else 0, model.length
     if not first < len(whole) <= first + most:
         raise UserError(
-            f"a continuation has {len(whole) - first} tokens, but must have at least 1 and at "
-            f"most {most}, the model's data.length"
+            f"a continuation has {amount(len(whole) - first, 'token')}, but must have at least 1 "
+            f"and at most {most}, the model's data.length"
         )
     return Pair(whole[max(0, len(whole) - most) : first], whole[first:])
 
@@ -59,8 +60,8 @@ def objective_of(model: Model, name: str) -> Any:
     if block := _block_of(model):
         raise UserError(
             f"likelihood={CHAIN_RULE} masks all later tokens at once, but the network was trained "
-            f"on blocks of {block} tokens, which do not attend to later blocks: remove likelihood "
-            "to use the bound of block diffusion"
+            f"on blocks of {amount(block, 'token')}, which do not attend to later blocks: remove "
+            "likelihood to use the bound of block diffusion"
         )
     if isinstance(model.experiment.process, RevealsMasks):
         return AlongOrder("left_to_right")

@@ -9,6 +9,7 @@ from md4_jax.model.peer import Peer, agree, in_an_order, in_blocks, lacks, neede
 from md4_jax.model.told import Told
 from md4_jax.networks import published
 from md4_jax.protocols import UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.tensors import Tensors
 
 LOG_LINEAR = {"name": "log_linear", "eps": 1e-3}
@@ -57,7 +58,7 @@ def _udlm(told: Told, tensors: Tensors) -> Peer:
     if bool(told.get("cfg")) != (classes > 0):
         raise UserError(
             f"{tensors.folder}: config.json says cfg={bool(told.get('cfg'))}, but its arrays have "
-            f"vectors for {classes} classes"
+            f"vectors for {amount(classes, 'class')}"
         )
     if classes:
         agree(told, tensors, cfg_num_classes=classes)

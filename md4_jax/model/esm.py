@@ -23,6 +23,7 @@ from md4_jax.networks.published_esm import (
 )
 from md4_jax.networks.rotary import Turns
 from md4_jax.protocols import UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.paths import Place
 from md4_jax.runtime.tensors import Tensors
 
@@ -70,8 +71,8 @@ def tokenizer_of(folder: Place) -> dict[str, Any]:
         if found != ENTRIES:
             raise UserError(
                 f"{file} does not have the vocabulary of ESM-2 and DPLM, which has the "
-                f"{len(ENTRIES)} entries {' '.join(ENTRIES)}: it has {len(found)} entries, "
-                f"beginning with {' '.join(found[:8])}"
+                f"{amount(len(ENTRIES), 'entry')} {' '.join(ENTRIES)}: it has "
+                f"{amount(len(found), 'entry')}, beginning with {' '.join(found[:8])}"
             )
     return {"name": Proteins.name}
 

@@ -20,6 +20,7 @@ from md4_jax.model.agreement import Meaning
 from md4_jax.model.layout import exported, with_mask
 from md4_jax.model.own_layouts import layout_of
 from md4_jax.protocols import UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime import tensors
 from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.errors import cause
@@ -172,9 +173,10 @@ def card(model: Any) -> str:
             data,
             "",
             "## Recipe",
-            f"{model.step} steps of {train['batch_size']} sequences of {model.length} tokens, "
-            f"{optim['name']} with learning rate {optim['learning_rate']}, moving average "
-            f"{train['ema']}, seed {train['seed']}. Commit {model.facts['commit']}.",
+            f"{amount(model.step, 'step')} of {amount(train['batch_size'], 'sequence')} of "
+            f"{amount(model.length, 'token')}, {optim['name']} with learning rate "
+            f"{optim['learning_rate']}, moving average {train['ema']}, seed {train['seed']}. "
+            f"Commit {model.facts['commit']}.",
             "",
             *(f"- {line}" for line in sections),
             "",

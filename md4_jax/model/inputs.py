@@ -15,6 +15,7 @@ from md4_jax.experiment import Experiment
 from md4_jax.options import PromptOptions
 from md4_jax.processes.capabilities import ObservesMasks
 from md4_jax.protocols import UserError
+from md4_jax.protocols.phrases import amount
 
 
 def check_text(domain: Any, method: str, text: Any) -> None:
@@ -162,7 +163,8 @@ def positions(at: Any, rows: np.ndarray) -> np.ndarray:
     """Returns one position for each of the rows [B, L], int32 [B]; UserError if out of range."""
     found = _array("at", at)
     if found.shape not in ((), (1,), (len(rows),)) or not np.issubdtype(found.dtype, np.integer):
-        raise UserError(f"at must be one position, or one for each of {len(rows)} sequences")
+        count = amount(len(rows), "sequence")
+        raise UserError(f"at must be one position, or one for each of {count}")
     if np.min(found) < 0 or np.max(found) >= rows.shape[1]:
         raise UserError(f"at={at} must lie between 0 and {rows.shape[1] - 1}, the last position")
     return np.broadcast_to(found, len(rows)).astype(np.int32)
@@ -172,7 +174,8 @@ def _times(t: Any, rows: int) -> np.ndarray:
     """Returns the times [B]; UserError unless they are one number or B, in [0, 1]."""
     times = _array("t", t, np.float32)
     if times.shape not in ((), (1,), (rows,)):
-        raise UserError(f"t must be one number, or one for each of {rows} sequences, not {t!r}")
+        count = amount(rows, "sequence")
+        raise UserError(f"t must be one number, or one for each of {count}, not {t!r}")
     if not np.all((times >= 0) & (times <= 1)):
         raise UserError(f"t={t} must lie between 0 and 1")
     return np.broadcast_to(times, rows)

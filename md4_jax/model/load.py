@@ -18,6 +18,7 @@ from md4_jax.model.model import Model
 from md4_jax.model.peer import UNKNOWN, Peer
 from md4_jax.networks.published import Arrays, MaskLast, Put
 from md4_jax.protocols import Params, UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime import devices
 from md4_jax.runtime.compiling import keep_programs
 from md4_jax.runtime.paths import Place
@@ -246,7 +247,7 @@ def _with_new_mask(folder: Place, peer: Peer, tokenizer: Any, asked: dict[str, A
     if not 0 <= peer.begins < entries:
         raise UserError(
             f"{folder}: config.json says that texts begin with the token {peer.begins}, but the "
-            f"tokenizer has only {entries} entries"
+            f"tokenizer has only {amount(entries, 'entry')}"
         )
     return _of_text(tokenizer, peer, asked)
 

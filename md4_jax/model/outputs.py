@@ -11,6 +11,7 @@ import numpy as np
 from md4_jax.experiment import sample_block
 from md4_jax.model import inputs
 from md4_jax.protocols import Array, Network, Params, UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
 
@@ -27,8 +28,8 @@ def logits(model: Any, tokens: Any, t: Any, context: Mapping[str, Any], at: Any)
     if model.experiment.network.encodes and rows.shape[1] > block:
         raise UserError(
             f"{model.origin} has an encoder, which reads only the blocks before the current one: "
-            f"give at most one block of {block} tokens, not {rows.shape[1]}, or use score or "
-            "sample"
+            f"give at most one block of {amount(block, 'token')}, not {rows.shape[1]}, or use "
+            "score or sample"
         )
     told = inputs.contexts(context, rows)
     if model.experiment.network.classifies and at is not None:

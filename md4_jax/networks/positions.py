@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.protocols import Array, Mixture, UserError
+from md4_jax.protocols.phrases import amount
 
 
 def check_length(o: Any, z: Array | Mixture, more: int = 0) -> None:
@@ -17,7 +18,7 @@ def check_length(o: Any, z: Array | Mixture, more: int = 0) -> None:
     length = (z.weights if isinstance(z, Mixture) else z).shape[1] + more
     if o.positions and length > o.positions:
         raise UserError(
-            f"the network reads {length} tokens at once, but has vectors for only "
+            f"the network reads {amount(length, 'token')} at once, but has vectors for only "
             f"network.positions={o.positions} positions: use shorter texts (data.length, "
             "sample.length)"
         )

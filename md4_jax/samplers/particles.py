@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from md4_jax.protocols import UserError
-from md4_jax.protocols.phrases import plus_minus
+from md4_jax.protocols.phrases import amount, plus_minus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Steered(NamedTuple):
         said, of_mean = plus_minus(found["reward_se"], ".3g"), plus_minus(error, ".3g")
         return (
             f"reward {found['reward']:.4g}{said}; {found['effective_particles']:.1f} of "
-            f"{options.particles} particles effective; log E[exp({options.strength:g} reward)] "
-            f"{mean:.4g}{of_mean}"
+            f"{amount(options.particles, 'particle')} effective; log E[exp({options.strength:g} "
+            f"reward)] {mean:.4g}{of_mean}"
         )
 
 

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from md4_jax.options import SampleOptions
 from md4_jax.processes.draws import fold_keys
 from md4_jax.protocols import Array, Denoiser, Network, Params, Prompt, UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
 from md4_jax.samplers import loop
@@ -50,7 +51,7 @@ class Steering(NamedTuple):
         if found.shape != (count,):
             raise UserError(
                 f"sample.reward: {kind} returned an array of the shape {found.shape} for "
-                f"{count} sequences; it must return one number for each"
+                f"{amount(count, 'sequence')}; it must return one number for each"
             )
         if not np.isfinite(found).all():
             raise UserError(

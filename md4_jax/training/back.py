@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from md4_jax.protocols import UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.paths import Place, append, move, replace
 from md4_jax.training.report import METRICS
 from md4_jax.training.writers import read_rows
@@ -61,7 +62,8 @@ def finish(workdir: Place, say: Callable[[str], None]) -> None:
             move(path, target)
             say(f"moved checkpoint {path.name} to {target}")
     replace(workdir / FILE, json.dumps({**last, "done": True}, indent=1) + "\n")
-    say(f"back to step {last['step']}; the data continue after {last['sequences']:,} sequences")
+    used = amount(last["sequences"], "sequence", ",")
+    say(f"back to step {last['step']}; the data continue after {used}")
 
 
 def position(workdir: Place, step: int, kept: Mapping[str, int]) -> Mapping[str, int]:

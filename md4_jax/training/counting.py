@@ -9,6 +9,7 @@ import numpy as np
 from md4_jax.data.corpus import Corpus
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.protocols import Batch, UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.sharding import max_over_processes, to_global
 from md4_jax.training.step import TrainState
 
@@ -26,7 +27,8 @@ def filled(experiment: Experiment, corpus: Corpus, state: TrainState) -> tuple[T
         return state, 0.0
     began, length = time.monotonic(), experiment.data.length
     sequences = min(corpus.sizes(["train"])["train"].sequences, -(-tables.tokens // length))
-    _say(f"tables      counting {sequences * length:,} tokens of the training text ...")
+    count = amount(sequences * length, "token", ",")
+    _say(f"tables      counting {count} of the training text ...")
     text = (_all if tables.reads_all else _text)(experiment, corpus, sequences)
     count = tables.counter()
     found = state.ema["companion"]

@@ -11,7 +11,7 @@ from md4_jax.data import units
 from md4_jax.evals.context import numbers_of
 from md4_jax.evals.metrics import bits
 from md4_jax.protocols import Array, UserError
-from md4_jax.protocols.phrases import plus_minus
+from md4_jax.protocols.phrases import amount, plus_minus
 from md4_jax.runtime.sharding import max_over_processes
 from md4_jax.training.keeping import best_of
 from md4_jax.training.writers import Progress, Writer
@@ -92,7 +92,7 @@ class TrainLog:
             self._progress.say(f"step {step} skipped: non-finite loss, gradient or update")
         if streak >= self._settings.max_skipped_in_a_row:
             raise UserError(
-                f"{streak} steps in a row had a non-finite loss, gradient or update "
+                f"{amount(streak, 'step')} in a row had a non-finite loss, gradient or update "
                 f"(train.max_skipped_in_a_row={self._settings.max_skipped_in_a_row}). These steps "
                 "did not change the parameters, and the last checkpoint is intact. Try a lower "
                 "optim.learning_rate or a longer optim.warmup_steps. To do so in this run, add "

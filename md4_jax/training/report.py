@@ -14,6 +14,7 @@ from md4_jax.evals.ngrams import levels
 from md4_jax.experiment import Experiment
 from md4_jax.generate import figures
 from md4_jax.options.parts import words
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime import sharding
 from md4_jax.runtime.commit import commit
 from md4_jax.runtime.paths import Place, append
@@ -43,8 +44,9 @@ def start(experiment: Any, state: Any, workdir: Place, step: int) -> str:
         + (f"; {trained:,} of them are trained" if state.frozen else "")
         + (f", {beside:,} in its tables" if beside else ""),
         f"mesh        {axes} ({devices.size} of {jax.device_count()} "
-        f"{devices.flat[0].platform} devices, {jax.process_count()} processes)",
-        f"batch       {batch}, {train.microbatches} microbatches, {train.num_steps} steps",
+        f"{devices.flat[0].platform} devices, {amount(jax.process_count(), 'process')})",
+        f"batch       {batch}, {amount(train.microbatches, 'microbatch')}, "
+        f"{amount(train.num_steps, 'step')}",
         f"memory      {held:,.1f} MiB on a device: parameters, optimizer"
         f"{', teacher' if state.teacher else ''}"
         f"{', the model that drew' if state.behaviour else ''} and moving average, "

@@ -360,7 +360,7 @@ def test_another_sampler_may_be_asked_for_later(run, tiny, trained):
     row = json.loads(file.read_text(encoding="utf-8").splitlines()[0])
     assert [row[k] for k in ("step", "seed", "steps", "temperature")] == [30, 7, 3, 0.5]
     assert row["sampler"] == "ancestral" and row["grid"] == "cosine"
-    assert "1 samples of 16 characters from step 30" in lines(ended)[-2]
+    assert "1 sample of 16 characters from step 30" in lines(ended)[-2]
     assert json.loads(lines(ended)[-1])["network_evaluations"] <= 3
 
 
@@ -373,7 +373,7 @@ def test_a_run_is_evaluated_by_its_own_config(run, trained, evaluated):
 def test_a_run_is_sampled_by_its_own_config(run, trained):
     ended = run("--workdir", trained, "--mode", "sample", "--config.sample.num=1")
     assert ended.code == 0, ended
-    assert "1 samples of 16 characters from step 30" in lines(ended)[-2]
+    assert "1 sample of 16 characters from step 30" in lines(ended)[-2]
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_the_command_that_resumes_a_run_of_its_own_config(
     assert arguments == ["--mode=train", f"--workdir={workdir}", "--config.sample.num=1"]
     ended = program(*arguments)
     assert ended.code == 0, ended
-    assert "1 samples of 16 characters" in ended.out
+    assert "1 sample of 16 characters" in ended.out
     same_run(workdir, reference)
 
 
@@ -105,7 +105,7 @@ def test_a_signal_saves_and_names_the_command_that_resumes(
     ended = program(*arguments)
     assert ended.code == 0, ended
     assert f"resuming from step {step}\n" in ended.out
-    assert "1 samples of 16 characters" in ended.out  # what was changed stays so
+    assert "1 sample of 16 characters" in ended.out  # what was changed stays so
     same_run(workdir, reference)
 
 

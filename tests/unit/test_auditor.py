@@ -294,7 +294,7 @@ def test_the_problems_are_named_before_they_are_solved():
     told = []
     audit(MD4(), Masking(2), problems=((2, 1), (3, 1)), steps=1, say=told.append)
     assert told == [
-        f"problem {n} of 2, all texts of 1 tokens over {n + 1} symbols ..." for n in (1, 2)
+        f"problem {n} of 2, all texts of 1 token over {n + 1} symbols ..." for n in (1, 2)
     ]
 
 

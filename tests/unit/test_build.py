@@ -385,7 +385,7 @@ BY_TWICE = dict(evals__test__objective=dict(name="uniform_elbo", block=8))
     "values, words",
     [
         (dict(train__batch_size=10, train__microbatches=4),
-         "train.batch_size=10 must be divisible by train.microbatches=4 times the 1 batch shards"
+         "train.batch_size=10 must be divisible by train.microbatches=4 times the 1 batch shard"
          " of the mesh 1x1x1x1 .* which is 4"),
         (dict(evals__test__objective=dict(name="any_order", weight_power=0.5)),
          "evals.test.objective.name='any_order' is not a bound"),

@@ -25,6 +25,12 @@ def test_images_are_counted_as_images(unit, split, batch, speed):
     assert units.speed("dimension", 160.0, 64) == "2.5 images/s"
 
 
+def test_one_is_no_plural():
+    assert units.split_size("character", 1, 1) == "1 token, 1 whole sequence"
+    assert units.split_size("code", 1, 1437) == "1 image, 1,437 codes"
+    assert units.batch_size("dimension", 1, 64) == "1 image of 64 dimensions"
+
+
 def test_the_table_of_times():
     text = table({"data": TIMES | dict(tokens_per_second=640.0)})
     assert "| tokens/s |" in text and "| 640 |" in text

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from md4_jax.data.messages import check_answers, conversation, spelled
 from md4_jax.data.surrogates import without_surrogates
 from md4_jax.protocols import UserError
+from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.paths import Place
 
 # Usual keys of a conversation.
@@ -144,8 +145,8 @@ def of_table(where: str, lines: Iterable[str], separator: str) -> Iterator[tuple
                 header = _header(where, cells)
             elif len(cells) != len(header):
                 raise UserError(
-                    f"{where}, line {reader.line_num}: the row has {len(cells)} cells, but the "
-                    f"header has {len(header)} columns: {', '.join(header)}"
+                    f"{where}, line {reader.line_num}: the row has {amount(len(cells), 'cell')}, "
+                    f"but the header has {amount(len(header), 'column')}: {', '.join(header)}"
                 )
             else:
                 yield reader.line_num, dict(zip(header, cells, strict=True))

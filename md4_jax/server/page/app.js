@@ -17,6 +17,9 @@ let written = "", tokens = [], hidden = new Set();  // a text, and what belongs 
 const panes = [];
 let waiting = 0;
 
+// A number with its noun, in the plural unless it is 1.
+function amount(number, noun) { return `${number} ${noun}${Number(number) === 1 ? "" : "s"}`; }
+
 // Shows a sentence; `more` is for those who hear the page.
 function say(text, isError = false, more = "") {
   at("status").replaceChildren(text, make("span", {class: "heard", text: more}));
@@ -398,7 +401,7 @@ function pane(n, asked) {
   const box = at(`pane-${n}`), title = make("h2", {id: `pane-title-${n}`});
   const own = Object.keys(model.samplers[asked.sampler]).map(key => asked[key]);
   const name = [spoken(asked.sampler), ...own.map(value => spoken(`${value}`))].join(", ");
-  const rest = [`${asked.steps} steps`, `temperature ${asked.temperature}`, `seed ${asked.seed}`];
+  const rest = [amount(asked.steps, "step"), `temperature ${asked.temperature}`, `seed ${asked.seed}`];
   if (asked.label >= 0) rest.push(`class ${model.labels[asked.label]}`);
   if (asked.guidance !== undefined) rest.push(`guidance ${asked.guidance}`);
   title.append(name, make("span", {class: "soft", text: rest.join(", ")}));
@@ -435,7 +438,7 @@ async function fillOne(n, signal) {
     if (message.error) throw new Error(message.error);
     if (message.done) {
       own.progress.hidden = true;
-      own.result.textContent = `${message.evaluations} calls of the network, ` +
+      own.result.textContent = `${amount(message.evaluations, "call")} of the network, ` +
         `${message.seconds.toFixed(1)} seconds`;
       own.result.className = "result soft";
       own.result.hidden = false;
