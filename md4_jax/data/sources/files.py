@@ -161,11 +161,13 @@ class TextFiles:
         check_split(split)
         count = sum(formats.count(path, self._keys) for path in self._files)
         amounts = {"validation": self.validation, "test": self.test}
+        if count < MIN_DOCUMENTS:
+            # All of so few are read, so that a malformed one is named before their number.
+            length = sum(len(document.text) for document in self._all())
         if count >= MIN_DOCUMENTS or self._is_table:
             start, stop = bounds(count, split, unit="documents", **amounts)
             yield from itertools.islice(self._all(), start, stop)
             return
-        length = sum(len(document.text) for document in self._all())
         start, stop = bounds(length, split, unit="characters", **amounts)
         yield from _characters(self._all(), start, stop)
 

@@ -458,6 +458,27 @@ def test_nothing_left_to_train_on(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{broken", "not JSON"),
+        ('{"talk": "hello"}', "'talk' must be a conversation, which is a list of messages"),
+        ('{"other": []}', r"no key 'talk' \(data\.messages_key\)"),
+    ],
+)
+def test_a_malformed_line_of_few_is_named_before_their_number(line, why, tmp_path):
+    """Two conversations leave nothing to train on, but one of them is a mistake."""
+    good = json.dumps({"talk": [{"role": "user", "content": "a"}]})
+    path = tmp_path / "chat.jsonl"
+    path.write_text(f"{good}\n{line}\n")
+    chat = TextFiles(str(path), messages_key="talk")
+    with pytest.raises(UserError, match=rf"chat\.jsonl, line 2: {why}"):
+        list(chat.conversations("train"))
+    path.write_text(f"{good}\n{good}\n")
+    with pytest.raises(UserError, match="of 2 documents: nothing is left to train on"):
+        list(TextFiles(str(path), messages_key="talk").conversations("train"))
+
+
+@pytest.mark.parametrize(
     "amount, words",
     [
         (-1, "data.test is -1; it must be 0 or more"),
