@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from md4_jax.data.corpus import Corpus
+from md4_jax.data.sequences import SplitSize
 from md4_jax.data.units import CODE
 from md4_jax.evals import report, sets
 from md4_jax.evals.context import Context, OnSplit, check_least, first_alone
@@ -18,6 +19,7 @@ from md4_jax.experiment import Experiment
 from md4_jax.generate import writers
 from md4_jax.generate.pictures import decoded, has_pictures
 from md4_jax.protocols import Array, Params, Prompt, UserError
+from md4_jax.protocols.phrases import amount
 
 AT_ONCE = 1000  # images read at once
 SHOWN, NEIGHBOURS = 16, 7  # samples in the picture, and training images per sample
@@ -67,15 +69,19 @@ class FrechetDistance(OnSplit):
                 f"{experiment.guide.label}: set sample.classifier='' or {key}.labels=False"
             )
 
+    def check_size(self, key: str, size: SplitSize) -> None:
+        """Raises UserError, before a run begins, for a split with fewer than two images."""
+        if size.sequences < 2:
+            more = f", or raise data.{self.split}" if self.split in ("validation", "test") else ""
+            raise UserError(
+                f"{key}: the {self.split} split has {amount(size.sequences, 'image')}, but the "
+                f"covariance of features needs at least 2: set {key}.split to another split{more}"
+            )
+
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns distance, precision, recall, and distances to the nearest training images."""
         corpus = context.corpus(self.data)
         rows, labels = spread(corpus, self.split, self.num)
-        if len(rows) < 2:
-            raise UserError(
-                f"evals.{context.name}: the {self.split} split has {len(rows)} image, but the "
-                "covariance of features needs at least 2: use another split"
-            )
         asked = dataclasses.replace(experiment.sample, num=self.num, trace=False)
         length = rows.shape[1]
         blank = Prompt(np.zeros(length, np.int32), np.zeros(length, bool))

@@ -56,6 +56,8 @@ def sizes_of(
         sizes = corpus.sizes([evaluator.split])
     except UserError as error:
         raise UserError(f"evals.{name}: {error}") from error
+    if hasattr(evaluator, "check_size"):
+        evaluator.check_size(f"evals.{name}", sizes[evaluator.split])
     return {(name, split): size for split, size in sizes.items()}
 
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from scipy import linalg
 
+from md4_jax.data.sequences import SplitSize
 from md4_jax.evals import frechet, inception, sets
 from md4_jax.evals.features import FEATURES, InceptionFeatures, RandomFeatures
 from md4_jax.evals.frechet import FrechetDistance, beside_nearest, spread
+from md4_jax.evals.suite import sizes_of
 from md4_jax.generate import pictures
 from md4_jax.generate.pictures import decoded
 from md4_jax.options import SampleOptions
@@ -256,12 +258,19 @@ def test_a_run_compares_samples_with_the_split_and_keeps_its_features(monkeypatc
     plain = FrechetDistance(num=300, neighbours=0, nearest=0).run(experiment, {}, context)
     assert plain["random_feature_distance"] == found["random_feature_distance"]
     assert asked["context"] is None and not {"precision", "copies"} & plain.keys()
-    images.rows, asked["num"] = images.rows[:1], None
-    with pytest.raises(
-        UserError, match="evals.q: the train split has 1 image, but .* needs at least 2"
-    ):
-        FrechetDistance(num=300).run(experiment, {}, context)
-    assert asked["num"] is None
+
+
+@pytest.mark.parametrize(("split", "more"), [("test", r", or raise data\.test"), ("train", "")])
+def test_a_split_of_one_image_is_refused_before_the_run(split, more):
+    def corpus(size):
+        sizes = lambda splits: {split: SplitSize(size, 4 * size) for split in splits}  # noqa: E731
+        return types.SimpleNamespace(sizes=sizes, check_stride=lambda stride: None)
+
+    asked = FrechetDistance(split=split)
+    said = rf"^evals\.q: the {split} split has 1 image, but .* at least 2: set evals\.q\.split to "
+    with pytest.raises(UserError, match=rf"{said}another split{more}$"):
+        sizes_of("q", asked, lambda changes: corpus(1))
+    assert sizes_of("q", asked, lambda changes: corpus(2)) == {("q", split): SplitSize(2, 8)}
 
 
 class Fake(NamedTuple):
