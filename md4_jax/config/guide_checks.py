@@ -4,6 +4,7 @@ from md4_jax.config.fit import check_whole
 from md4_jax.evals import EVALUATORS
 from md4_jax.evals.classification import Classification
 from md4_jax.evals.ngrams import NGramModels
+from md4_jax.evals.samples import check_guided, has_prompt
 from md4_jax.experiment import Experiment, clean_prompts, drawn_classes
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import UserError
@@ -99,9 +100,12 @@ def check_guidance(experiment: Experiment) -> None:
             "is trained with network.label_dropout above 0, such as 0.1. This one was trained "
             "with 0.0"
         )
-    if options.label < 0:
+    if options.label < 0 and has_prompt(experiment):
         _check_guiding_prompt(experiment, said)
         return
+    # Samples with labels of their own need none; others are checked when their evaluators begin.
+    if not any(getattr(each, "labels", False) for each in experiment.evals.values()):
+        check_guided(experiment)
     if not experiment.process.shows_clean and (transform.top_k, transform.top_p) != (0, 1.0):
         raise UserError(
             f"{said} with noise other than masks combines the probabilities of all symbols: set "
@@ -112,12 +116,6 @@ def check_guidance(experiment: Experiment) -> None:
 def _check_guiding_prompt(experiment: Experiment, said: str) -> None:
     """Raises UserError if samples without a label cannot be guided by a prompt."""
     options = experiment.sample
-    if not (experiment.prompt.is_given or experiment.prompted):
-        raise UserError(
-            f"{said} steers samples towards a class or a prompt: set sample.label to one of the "
-            "classes of a network with network.classes, or sample.prompt, suffix or template, or "
-            "set sample.guidance=1.0"
-        )
     if not isinstance(experiment.process, RevealsMasks):
         raise UserError(
             f"{said} towards a prompt also predicts with the prompt replaced by masks: it needs "

@@ -11,6 +11,8 @@ A new evaluator is a file here and a line below. It is a frozen dataclass of its
 and optionally
 
     check(experiment, key)      raises UserError for options that do not fit the experiment
+    check_samples(experiment, key)  raises UserError, before the run, if guidance does not suit the
+                                samples that it draws
     check_size(key, size)       raises UserError for too few sequences of its split, before the run
     opened(key, corpus_of)      reads data of its own, also before training begins
     length_of(experiment)       (key, tokens) of the sequences that the network reads; the key is

@@ -14,7 +14,7 @@ from md4_jax.data.units import CODE
 from md4_jax.evals import report, sets
 from md4_jax.evals.context import Context, OnSplit, check_least, first_alone
 from md4_jax.evals.features import RandomFeatures
-from md4_jax.evals.samples import drawn_samples
+from md4_jax.evals.samples import check_guided, drawn_samples
 from md4_jax.experiment import Experiment
 from md4_jax.generate import writers
 from md4_jax.generate.pictures import decoded, has_pictures
@@ -67,6 +67,17 @@ class FrechetDistance(OnSplit):
                 f"{key}.labels=True draws samples of many labels, but sample.classifier="
                 f"{experiment.guide.options.classifier} guides each to sample.label="
                 f"{experiment.guide.label}: set sample.classifier='' or {key}.labels=False"
+            )
+
+    def check_samples(self, experiment: Experiment, key: str) -> None:
+        """Raises UserError, before a run begins, for guidance without a class or to another one."""
+        if not self.labels:
+            check_guided(experiment)
+        elif experiment.guide is not None:
+            raise UserError(
+                f"{key}.labels=True gives each sample its own label, but sample.classifier="
+                f"{experiment.guide.options.classifier} guides all towards sample.label="
+                f"{experiment.guide.label}: set {key}.labels=False, or sample.classifier=''"
             )
 
     def check_size(self, key: str, size: SplitSize) -> None:

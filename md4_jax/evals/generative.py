@@ -12,7 +12,7 @@ from md4_jax.evals.context import Context, OnSplit, check_least
 from md4_jax.evals.judged import cut, text_size
 from md4_jax.evals.judges import MARK, check_source, mauve, opened
 from md4_jax.evals.metrics import Likelihood
-from md4_jax.evals.samples import decoded, drawn_samples
+from md4_jax.evals.samples import check_guided, decoded, drawn_samples
 from md4_jax.experiment import Experiment
 from md4_jax.generate import diversity, writers
 from md4_jax.protocols import Batch, Params, UserError
@@ -67,6 +67,11 @@ class GenerativePerplexity(OnSplit):
     def check_source(self, key: str, is_causal: Callable[[str, str], bool]) -> None:
         """Raises UserError, before a run begins, if the judge does not exist."""
         check_source(f"{key}.judge", self.judge, is_causal)
+
+    def check_samples(self, experiment: Experiment, key: str) -> None:
+        """Raises UserError, before a run begins, for guidance without a class or a prompt."""
+        del key
+        check_guided(experiment)
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns perplexity and bits under the judge, entropies, and the settings used."""

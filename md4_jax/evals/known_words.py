@@ -12,7 +12,7 @@ import numpy as np
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import TextDomain
 from md4_jax.evals.context import Context, OnSplit, check_least, first_alone
-from md4_jax.evals.samples import drawn_samples
+from md4_jax.evals.samples import check_guided, drawn_samples
 from md4_jax.experiment import Experiment
 from md4_jax.generate import writers
 from md4_jax.protocols import Params, UserError
@@ -43,6 +43,11 @@ class KnownWords(OnSplit):
         """Raises UserError for a model that is not a text model."""
         if not isinstance(experiment.domain, TextDomain):
             raise UserError(f"{key} is only for models of text, and this model is not one")
+
+    def check_samples(self, experiment: Experiment, key: str) -> None:
+        """Raises UserError, before a run begins, for guidance without a class or a prompt."""
+        del key
+        check_guided(experiment)
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns the fractions of known words of the samples and of the split."""
@@ -76,8 +81,8 @@ def _line(found: tuple[float, float, int], samples: int, split: str, others: flo
     of_split = f"of {split} {others:.1%}" if math.isfinite(others) else f"{split} has no words"
     if not words:
         return (
-            f"there are no words to count in {drawn}, since the first and the last word of each may "
-            f"be cut off; {of_split}"
+            f"there are no words to count in {drawn}, since the first and the last word of each "
+            f"may be cut off; {of_split}"
         )
     margin = plus_minus(error, ".1%")
     why = "" if margin else f" ({TOO_FEW})"

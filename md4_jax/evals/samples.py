@@ -48,6 +48,11 @@ class DrawnSamples:
     def __post_init__(self):
         check_least(self, every=0)
 
+    def check_samples(self, experiment: Experiment, key: str) -> None:
+        """Raises UserError, before a run begins, for guidance without a class or a prompt."""
+        del key
+        check_guided(experiment)
+
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Writes and prints the samples; returns their cost, diversity and the judge's bound."""
         prompts = _prompts(experiment, context)
@@ -114,6 +119,22 @@ def check_draws(experiment: Experiment) -> None:
         )
 
 
+def has_prompt(experiment: Experiment) -> bool:
+    """Returns whether tokens of the samples are fixed."""
+    return experiment.prompt.is_given or experiment.prompted
+
+
+def check_guided(experiment: Experiment) -> None:
+    """Raises UserError for guidance of samples that have neither sample.label nor a prompt."""
+    options = experiment.sample
+    if options.guidance != 1.0 and options.label < 0 and not has_prompt(experiment):
+        raise UserError(
+            f"sample.guidance={options.guidance} steers samples towards a class or a prompt: set "
+            "sample.label to one of the classes of a network with network.classes, or "
+            "sample.prompt, suffix or template, or set sample.guidance=1.0"
+        )
+
+
 def drawn_samples(
     experiment: Experiment,
     params: Params,
@@ -131,6 +152,7 @@ def drawn_samples(
     if prompts is None:
         prompts = prompts_of(experiment)
     if context is None:
+        check_guided(experiment)
         context = context_of(options, options.num * len(prompts), drawn_classes(experiment))
     if experiment.network.gaps:
         check_beginnings(prompts)
@@ -201,6 +223,7 @@ def watched(
     if len(prompt.tokens) != length:
         has = amount(len(prompt.tokens), "position")
         raise UserError(f"the prompt has {has}, but samples have {length}")
+    check_guided(experiment)
     if experiment.network.gaps:
         check_beginnings([prompt])
     told = context_of(options, 1, drawn_classes(experiment))

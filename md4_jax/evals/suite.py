@@ -103,8 +103,8 @@ class Suite:
     def sizes(self, names: Iterable[str]) -> dict[tuple[str, str], SplitSize]:
         """Tokenises the data of evaluators: {(name, split): size}.
 
-        UserError if the data is too short or cannot be read, if a judge is missing, or if labels
-        are.
+        UserError if the data is too short or cannot be read, if a judge or labels are missing, or
+        if guidance does not suit the samples.
         """
         found = {}
         for name in names:
@@ -113,6 +113,8 @@ class Suite:
                 evaluator.check_source(f"evals.{name}", self._run_of.is_causal)
             found |= sizes_of(name, evaluator, self._corpus)
             self._check_labels(name, evaluator)
+            if hasattr(evaluator, "check_samples"):
+                evaluator.check_samples(self._experiment, f"evals.{name}")
         return found
 
     def _check_labels(self, name: str, evaluator: Any) -> None:

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 from scipy import linalg
 
+from md4_jax.config import build, schema
+from md4_jax.data import Digits
 from md4_jax.data.sequences import SplitSize
 from md4_jax.evals import frechet, inception, sets
 from md4_jax.evals.features import FEATURES, InceptionFeatures, RandomFeatures
 from md4_jax.evals.frechet import FrechetDistance, beside_nearest, spread
-from md4_jax.evals.suite import sizes_of
+from md4_jax.evals.samples import drawn_samples
+from md4_jax.evals.suite import Suite, sizes_of
 from md4_jax.generate import pictures
 from md4_jax.generate.pictures import decoded
 from md4_jax.options import SampleOptions
@@ -271,6 +274,39 @@ def test_a_split_of_one_image_is_refused_before_the_run(split, more):
     with pytest.raises(UserError, match=rf"{said}another split{more}$"):
         sizes_of("q", asked, lambda changes: corpus(1))
     assert sizes_of("q", asked, lambda changes: corpus(2)) == {("q", split): SplitSize(2, 8)}
+
+
+@pytest.fixture
+def guided():
+    """A model of digits, samples with guidance but without sample.label, and an evaluator."""
+    words = {"sample.guidance": "2.0", "mesh.data": "1", "network.size": "32", "network.depth": "1"}
+
+    def make(**more):
+        keys = {f"evals.quality.{key}": str(value) for key, value in more.items()}
+        config = schema.load_config("configs/digits.py", {**words, **keys})
+        return build.experiment(config, Digits().domain())
+
+    return make
+
+
+def test_guidance_needs_no_label_that_the_samples_have(guided):
+    """Labels of images replace sample.label, so it is not asked for; `samples` needs it."""
+    found = guided(name="frechet", labels=True, split="test")
+    sizes = lambda splits: {split: SplitSize(9, 9 * 64) for split in splits}  # noqa: E731
+    corpus = types.SimpleNamespace(sizes=sizes, check_stride=lambda stride: None)
+    suite = Suite(found, "WORKDIR", lambda changes: corpus)
+    assert suite.sizes(["quality"]) == {("quality", "test"): SplitSize(9, 9 * 64)}
+    said = "sample.guidance=2.0 steers samples towards a class or a prompt: set sample.label"
+    with pytest.raises(UserError, match=said):
+        suite.sizes(["samples"])
+    with pytest.raises(UserError, match=said):
+        drawn_samples(found, {}, {})
+    for more in ({}, dict(name="frechet", split="test")):
+        with pytest.raises(UserError, match=said):
+            guided(**more)
+    guide = types.SimpleNamespace(label=3, options=types.SimpleNamespace(classifier="DIR"))
+    with pytest.raises(UserError, match=r"evals.q.labels=True gives .*=DIR guides all .*label=3"):
+        FrechetDistance(labels=True).check_samples(found._replace(guide=guide), "evals.q")
 
 
 class Fake(NamedTuple):
