@@ -245,7 +245,7 @@ def get_config() -> ConfigDict:
                 # predictor_corrector(predictor, corrections, size) | any_order(order, per_step) |
                 # halton(randomised, sharpened), for codes of images |
                 # confidence(score, per_step, noise, rule, limit, semi_autoregressive, edit,
-                # edit_passes, split, tempered) |
+                # edit_passes, split, tempered, position_temperature) |
                 # remask(strategy, eta, since, until, loop, held) | path_planning(eta) |
                 # reparameterized(score, resample), which is DPLM's |
                 # psi(kappa, since, until, greedy_tail), not for masks |

@@ -152,8 +152,8 @@ class PathLikelihood(OnBatches):
             raise UserError(
                 f"{key}: sample.name={name!r} has no likelihood along a path, because its "
                 "positions depend on the drawn tokens or on noise. Use confidence with "
-                "sample.score=margin or entropy and sample.noise=0, or any_order, first_hitting, "
-                "ancestral with masks, eso or left_to_right"
+                "sample.score=margin or entropy, sample.noise=0 and sample.position_temperature=0, "
+                "or any_order, first_hitting, ancestral with masks, eso or left_to_right"
             )
         if getattr(step, "sharpened", 1.0) != 1.0:
             raise UserError(

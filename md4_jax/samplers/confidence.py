@@ -8,16 +8,15 @@ import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import fold_keys, split_keys
-from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
+from md4_jax.protocols import Array, Denoiser, Needs, pytree
 from md4_jax.samplers import scores
 from md4_jax.samplers.chain import NEVER, Chain
+from md4_jax.samplers.confidence_checks import check
 from md4_jax.samplers.draw import draw_token, entropy, gumbel, probability
 from md4_jax.samplers.editing import replaced, settled
 from md4_jax.samplers.loop import further_steps, without_noise
 from md4_jax.samplers.orders import blocks_of, in_order, masks_share
 from md4_jax.samplers.transforms import Transform
-
-RULES = ("count", "threshold", "factor", "entropy")
 
 
 @pytree("transform", "noise", "limit")
@@ -56,6 +55,10 @@ class Confidence:
               number of positions of a block. Blocks are filled from left to right, counted from the
               end of the prompt; the network sees later blocks as masks (LLaDA). 0: one block
     noise     noise * t * (a Gumbel draw) is added to the score (MaskGIT); for rule='count'
+    position_temperature
+              masks are drawn one after another without replacement, with odds exp(c / temperature),
+              where c is the probability, the margin or the negative entropy (`alg_temp` of Dream's
+              code); for rule='count'. 0: those with the highest scores
     edit      each step also draws tokens at the positions of earlier ones, which replace them if
               they are different and have at least this probability (LLaDA2.1's editing threshold;
               inclusionAI, ZHZisZZ/dllm). 0: tokens do not change
@@ -84,61 +87,10 @@ class Confidence:
     edit_passes: int = 16
     split: str = "grid"
     tempered: bool = False
+    position_temperature: float = 0.0
 
     def __post_init__(self):
-        for key, values in (("score", scores.SCORES), ("rule", RULES), ("split", scores.SPLITS)):
-            if (value := getattr(self, key)) not in values:
-                raise UserError(f"sample.{key} must be one of {', '.join(values)}, not {value!r}")
-        for key in ("per_step", "semi_autoregressive", "noise", "limit", "edit", "edit_passes"):
-            value = getattr(self, key)
-            if isinstance(value, float | int) and value < 0:
-                raise UserError(f"sample.{key} must not be negative, not {value}")
-        if self.rule in ("threshold", "factor") and self.score == "entropy":
-            raise UserError(
-                f"sample.rule={self.rule!r} compares probabilities with sample.limit: set "
-                "sample.score='probability' or 'margin', not 'entropy'"
-            )
-        is_told = isinstance(self.limit, float | int)  # and not traced, within a program
-        if is_told and self.limit and not self.is_adaptive:
-            raise UserError(
-                f"sample.limit={self.limit} has no effect with sample.rule='count': set "
-                f"sample.rule to one of {', '.join(RULES[1:])}"
-            )
-        if is_told and self.rule == "threshold" and not 0 < self.limit <= 1:
-            raise UserError(
-                "sample.rule='threshold' compares probabilities with sample.limit, which must be "
-                f"above 0 and at most 1, such as 0.9, not {self.limit}"
-            )
-        if self.split == "floor" and self.semi_autoregressive:
-            raise UserError(
-                f"sample.split='floor' has no blocks: set sample.semi_autoregressive="
-                f"{self.semi_autoregressive} to 0, or sample.split='even'"
-            )
-        if self.split != "grid" and (self.is_adaptive or self.per_step):
-            raise UserError(
-                f"sample.split={self.split!r} is only for sample.rule='count' with "
-                f"sample.per_step=0, not {self.rule!r} with {self.per_step}"
-            )
-        if self.is_adaptive and self.per_step:
-            raise UserError(
-                f"sample.per_step={self.per_step} is only for sample.rule='count', because "
-                f"{self.rule!r} chooses the number of tokens itself: set sample.per_step=0"
-            )
-        if self.is_adaptive and isinstance(self.noise, float | int) and self.noise:
-            raise UserError(
-                f"sample.noise={self.noise} is only for sample.rule='count', not {self.rule!r}"
-            )
-        if self.edit > 1:
-            raise UserError(
-                "sample.edit is the smallest probability with which a token is replaced and must "
-                f"be at most 1, not {self.edit}"
-            )
-        if self.edit and self.semi_autoregressive:
-            raise UserError(
-                f"sample.edit={self.edit} replaces tokens of the block that is being drawn, and "
-                f"sample.semi_autoregressive={self.semi_autoregressive} draws all blocks within "
-                "one sequence: set one of them to 0. For block diffusion set sample.block"
-            )
+        check(self)
 
     @property
     def is_adaptive(self) -> bool:
@@ -177,6 +129,8 @@ class Confidence:
         outputs = denoiser(chain.z, self.time(process, chain, t))
         tokens = draw_token(token_keys, self.transform(outputs))
         noise = self.noise * t * gumbel(noise_keys, chain.z)
+        if self.position_temperature:  # the largest sums with Gumbel draws are such draws
+            noise = self.position_temperature * gumbel(noise_keys, chain.z)
         chosen = self._chosen(process, chain, outputs, tokens, due, noise)
         if self.edit:
             draws = (due > 0)[:, None]
@@ -191,7 +145,7 @@ class Confidence:
     def is_deterministic(self) -> bool:
         """Whether the positions to reveal depend only on the logits."""
         drawn_first = self.score == "probability" or self.edit or self.transform.postponed
-        return not drawn_first and self.noise == 0
+        return not drawn_first and self.noise == 0 and self.position_temperature == 0
 
     def rounds(self, length: int, steps: int) -> int:
         """Returns the largest number of steps for a text of this length."""
@@ -281,6 +235,8 @@ class Confidence:
         """Marks the masks to reveal, at least due [B] in each sequence: bool [B, L]."""
         masks = process.is_noise(chain.z)
         score = self._score(outputs, tokens)
+        if self.position_temperature and self.score == "probability":
+            score = scores.probabilities(score)
         block = blocks_of(chain, self.semi_autoregressive)
         best_first = in_order(masks, -(score + noise), block)
         if self.is_adaptive:

@@ -11,6 +11,7 @@ from md4_jax.samplers.orders import blocks_of
 from md4_jax.samplers.reveal import masks_left
 
 SCORES = ("probability", "margin", "entropy")
+RULES = ("count", "threshold", "factor", "entropy")
 SPLITS = ("grid", "even", "floor")
 # Time at which Dream's steps end, by its default.
 EPS = 1e-3
@@ -27,6 +28,11 @@ def score_of(name: str, logits: Array, tokens: Array) -> Array:
     log_mu = jax.nn.log_softmax(logits, axis=-1)
     best, second = jnp.moveaxis(jax.lax.top_k(log_mu, 2)[0], -1, 0)
     return jnp.exp(best) - jnp.exp(second)
+
+
+def probabilities(score: Array) -> Array:
+    """Returns the probabilities of log-probabilities, but LEAST unchanged."""
+    return jnp.where(score > LEAST, jnp.exp(score), score)
 
 
 def by_grid(process: RevealsMasks, chain: Chain, s: Array) -> Array:

@@ -4,6 +4,7 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import laws
 import numpy as np
 import pytest
 
@@ -45,6 +46,25 @@ def test_without_temperature_the_likeliest_tokens_come_first():
     """At temperature 0 the probability of the likeliest token decides, not 1 at every position."""
     step = Confidence(per_step=3, transform=Transform(0.0))
     assert first_step(step) == [{1, 3, 5}] * 4
+
+
+@pytest.mark.parametrize("score", ["probability", "margin", "entropy"])
+def test_a_temperature_of_positions_draws_them_without_replacement(score):
+    """Two of six masks with odds exp(c / 0.2): ordered pairs enumerated, n = 20,000, p > 1e-4.
+
+    The odds do not depend on the time, and Dream draws these pairs by torch.multinomial.
+    """
+    odds = np.exp(dict(probability=SURE, margin=2 * SURE - 1, entropy=-ENTROPY)[score] / 0.2)
+    odds[:2] = 0.0  # no masks
+    ordered = odds[:, None] * odds / odds.sum() / (odds.sum() - odds)[:, None]
+    law = np.triu(ordered + ordered.T, 1)
+    step = Confidence(score, per_step=2, position_temperature=0.2, transform=Transform(0.0))
+    start = np.tile([0, 0, 2, 2, 2, 2, 2, 2], (laws.N, 1))
+    z = laws.after_step(step, denoiser(), Masking(2), start, 0.5, 0.6)
+    rows, places = np.nonzero(z != start)
+    assert (np.bincount(rows) == 2).all()
+    first, second = places.reshape(-1, 2).T
+    assert laws.accepted(np.bincount(8 * first + second, minlength=64), law)
 
 
 @pytest.mark.parametrize("score", ["probability", "margin"])
@@ -168,6 +188,15 @@ def test_a_random_order_within_blocks():
         (dict(score="entropy", rule="factor"), "set sample.score='probability' or 'margin'"),
         (dict(rule="entropy", per_step=2), "set sample.per_step=0"),
         (dict(rule="entropy", noise=0.5), "sample.noise=0.5 is only for sample.rule='count'"),
+        (
+            dict(rule="entropy", position_temperature=0.5),
+            "sample.position_temperature=0.5 is only for sample.rule='count', not 'entropy'",
+        ),
+        (
+            dict(noise=0.1, position_temperature=0.5),
+            "sample.noise=0.1 and sample.position_temperature=0.5 both change the order",
+        ),
+        (dict(position_temperature=-1.0), "sample.position_temperature must not be negative"),
         (dict(rule="threshold"), "must be above 0 and at most 1, such as 0.9, not 0.0"),
         (
             dict(rule="threshold", limit=90.0),

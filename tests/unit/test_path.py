@@ -188,6 +188,7 @@ def test_a_sampler_of_a_users_own_has_the_likelihood_of_what_its_network_reads(x
     [
         (Confidence(), Masking(2)),
         (Confidence("margin", noise=0.5), Masking(2)),
+        (Confidence("margin", position_temperature=0.5), Masking(2)),
         (Remask(), Masking(2, Cosine())),
         (Ancestral(), Uniform(2)),
     ],
