@@ -155,10 +155,11 @@ class PathLikelihood(OnBatches):
                 "sample.score=margin or entropy, sample.noise=0 and sample.position_temperature=0, "
                 "or any_order, first_hitting, ancestral with masks, eso or left_to_right"
             )
-        if getattr(step, "sharpened", 1.0) != 1.0:
+        if getattr(step, "is_sharpened", False):
             raise UserError(
-                f"{key}: sample.sharpened={step.sharpened} changes the distribution in each step, "
-                "which this evaluator does not compute: set sample.sharpened=1"
+                f"{key}: sample.sharpened={step.sharpened} and sample.warmup_steps="
+                f"{step.warmup_steps} change the distribution in each step, which this evaluator "
+                "does not compute: set sample.sharpened=1 and sample.warmup_steps=0"
             )
         plain = type(step.transform)()
         for option in ("top_k", "top_p"):

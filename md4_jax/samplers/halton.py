@@ -31,6 +31,8 @@ class Halton(InOrder):
     shape       height, width and channels of the images, from the data; (): a single row
     sharpened   factor of the logits in the last step. It rises, or falls, linearly from 1 in the
                 first; `temperature` is applied too
+    sharpened_power  power to which the factor of each step is raised, that of the last one too
+    warmup_steps     number of first steps in which the factor is halved
     randomised  starts each sample at a random place of the order, which then continues at its begin
     """
 
@@ -40,6 +42,8 @@ class Halton(InOrder):
     shape: tuple[int, ...] = ()
     sharpened: float = 1.0
     randomised: bool = False
+    sharpened_power: float = 1.0
+    warmup_steps: int = 0
     transform: Transform = Transform()
 
     def __post_init__(self):
@@ -51,6 +55,18 @@ class Halton(InOrder):
             )
         if self.sharpened <= 0:
             raise UserError(f"sample.sharpened must be above 0, not {self.sharpened}")
+        if self.warmup_steps < 0:
+            raise UserError(f"sample.warmup_steps must not be negative, not {self.warmup_steps}")
+        if self.sharpened_power != 1 and self.sharpened == 1:
+            raise UserError(
+                f"sample.sharpened_power={self.sharpened_power} has no effect with "
+                "sample.sharpened=1: set sample.sharpened too"
+            )
+
+    @property
+    def is_sharpened(self) -> bool:
+        """Whether logits are multiplied by a factor that depends on the step."""
+        return self.sharpened != 1 or self.warmup_steps > 0
 
     def __call__(
         self,
@@ -62,10 +78,11 @@ class Halton(InOrder):
         keys: Array,
     ) -> Chain:
         """Takes one step; UserError if it depends on the number of steps or on earlier draws."""
-        if self.sharpened != 1 or self.randomised:
+        if self.is_sharpened or self.randomised:
             raise UserError(
                 "sample.name=halton draws all steps at once, which is impossible with a reward or "
-                "with noise other than masks: set sample.sharpened=1 and sample.randomised=False"
+                "with noise other than masks: set sample.sharpened=1, sample.warmup_steps=0 and "
+                "sample.randomised=False"
             )
         return super().__call__(denoiser, process, chain, s, t, keys)
 
@@ -86,7 +103,8 @@ class Halton(InOrder):
         step = jnp.sum(drawn_BxT[:, None] <= rank[..., None], axis=2, dtype=jnp.int32)
         reached = chosen & (step < drawn_BxT.shape[1])
         time = times[jnp.minimum(step, len(times) - 2)]
-        factor = jnp.linspace(1.0, self.sharpened, len(times) - 1)
+        factor = jnp.linspace(1.0, self.sharpened, len(times) - 1) ** self.sharpened_power
+        factor = jnp.where(jnp.arange(len(factor)) < self.warmup_steps, 0.5 * factor, factor)
         factor = factor[jnp.minimum(step, len(factor) - 1)]
         return RevealSchedule(jnp.where(reached, step, NEVER), time, factor=factor)
 

@@ -171,6 +171,11 @@ def test_logits_are_sharpened_as_by_its_sampler():
     # torch.linspace(1, 1.2, 5), by which its sampler multiplies logits.
     found = steps_of(Halton(SHAPE, sharpened=1.2), 4, 5)
     np.testing.assert_allclose(found.factor, np.array([1, 1.05, 1.1, 1.15, 1.2])[found.round])
+    # Squared by temp_pow=2, and halved in temp_warmup=2 steps.
+    warm = steps_of(Halton(SHAPE, sharpened=1.2, sharpened_power=2.0, warmup_steps=2), 4, 5)
+    factors = np.array([0.5, 0.55125, 1.21, 1.3225, 1.44])
+    np.testing.assert_allclose(warm.factor, factors[found.round], rtol=1e-6)
+    np.testing.assert_array_equal(warm.round, found.round)
     drawn = {}
 
     def transform(x):
@@ -186,11 +191,25 @@ def test_logits_are_sharpened_as_by_its_sampler():
     assert sorted(drawn) == [1.0, 1.05, 1.1, 1.15, 1.2]
 
 
-@pytest.mark.parametrize("changes", [dict(randomised=True), dict(sharpened=1.2)])
+@pytest.mark.parametrize(
+    "changes", [dict(randomised=True), dict(sharpened=1.2), dict(warmup_steps=1)]
+)
 def test_single_steps_that_depend_on_others_are_refused(changes):
     keys = jax.random.split(jax.random.key(0), 1)
     with pytest.raises(UserError, match="draws all steps at once"):
         Halton(SHAPE, **changes)(None, Masking(3), chain(1, 16), 0.5, 1.0, keys)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (dict(warmup_steps=-1), "sample.warmup_steps must not be negative, not -1"),
+        (dict(sharpened_power=2.0), "sharpened_power=2.0 has no effect with sample.sharpened=1"),
+    ],
+)
+def test_factors_that_make_no_sense_are_refused(changes, said):
+    with pytest.raises(UserError, match=said):
+        Halton(SHAPE, **changes)
 
 
 def test_texts_and_parts_of_images_are_refused(loaded):
