@@ -242,8 +242,9 @@ def get_config() -> ConfigDict:
             sample=dict(
                 # ancestral | tweedie | euler | tau_leaping(several) | first_hitting |
                 # flow(rate), with process uniform or metric_path |
-                # predictor_corrector(predictor, corrections, size) | any_order(order, per_step) |
-                # halton(randomised, sharpened), for codes of images |
+                # predictor_corrector(predictor, corrections, size) | any_order(order, per_step,
+                # semi_autoregressive, split) | halton(randomised, sharpened, sharpened_power,
+                # warmup_steps), for codes of images |
                 # confidence(score, per_step, noise, rule, limit, semi_autoregressive, edit,
                 # edit_passes, split, tempered, position_temperature) |
                 # remask(strategy, eta, since, until, loop, held) | path_planning(eta) |

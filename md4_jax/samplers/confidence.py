@@ -15,7 +15,7 @@ from md4_jax.samplers.confidence_checks import check
 from md4_jax.samplers.draw import draw_token, entropy, gumbel, probability
 from md4_jax.samplers.editing import replaced, settled
 from md4_jax.samplers.loop import further_steps, without_noise
-from md4_jax.samplers.orders import blocks_of, in_order, masks_share
+from md4_jax.samplers.orders import blocks_of, evenly, in_order, masks_share
 from md4_jax.samplers.transforms import Transform
 
 
@@ -207,7 +207,7 @@ class Confidence:
         if self.per_step:
             return jnp.full(len(chain.z), self.per_step)
         if self.split == "even":
-            return scores.evenly(process, chain, s, t, self.semi_autoregressive)
+            return evenly(masks, chain, s, t, self.semi_autoregressive)
         if self.split == "floor":
             return scores.rounded_down(process, chain, s, t)
         due = scores.by_grid(process, chain, s)

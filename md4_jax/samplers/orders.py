@@ -3,6 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,6 +15,7 @@ from md4_jax.samplers.chain import NEVER, Chain, RevealSchedule
 from md4_jax.samplers.transforms import Transform
 
 ORDERS = ("random", "left_to_right", "right_to_left")
+SPLITS = ("grid", "even")
 
 
 def blocks_of(chain: Chain, size: int) -> Array | int:
@@ -43,6 +45,23 @@ def in_order(chosen: Array, values: Array, block: Array | int = 0) -> Array:
 def ranked(values: Array, chosen: Array, block: Array | int = 0) -> Array:
     """Rank of each chosen position by block, then by value, in ascending order: int32 [B, L]."""
     return jnp.argsort(in_order(chosen, values, block), axis=1).astype(jnp.int32)
+
+
+def evenly(masks: Array, chain: Chain, s: Array, t: Array, size: int) -> Array:
+    """Returns how many masks [B, L] to reveal so that all steps of a block reveal the same: [B].
+
+    If the steps do not divide the masks, the first steps reveal one more (LLaDA's code). The T
+    steps from t = 1 to 0 have equal lengths, and each block of `size` positions gets its share of
+    them; 0: one block.
+    """
+    free = jnp.sum(~chain.prompt_mask, axis=1)
+    steps, left = (jnp.round(x / (t - s)).astype(jnp.int32) for x in (1.0, t))
+    block = jnp.broadcast_to(blocks_of(chain, size), masks.shape)
+    first = jnp.min(jnp.where(masks, block, NEVER), axis=1, keepdims=True)
+    here = jnp.sum(masks & (block == first), axis=1)
+    later = (-(-free // size) if size else 1) - 1 - first[:, 0]
+    own = jnp.maximum(left - later * steps // (later + 1 + first[:, 0]), 1)
+    return -(-here // own)
 
 
 class InOrder:
@@ -103,9 +122,11 @@ class FirstHitting(InOrder):
 class AnyOrder(InOrder):
     """Reveals `per_step` masks at a time, in a random order, left to right or right to left.
 
-    per_step 0 reveals as many as the grid says: after a step to s, floor((1 - alpha_s) n) of the n
-    positions outside the prompt are masks. Otherwise steps and grid have no effect, and the time
-    input of the network is that at which the expected fraction of masks is that of the sequence.
+    per_step 0 reveals as many as the grid and `split` say. With "grid" floor((1 - alpha_s) n) of
+    the n positions outside the prompt are masks after a step to s; with "even" each step of a block
+    reveals the same number, the first steps one more (LLaDA's code). Otherwise steps and grid have
+    no effect, and the time input of the network is that at which the expected fraction of masks is
+    that of the sequence.
     With per_step 1 and a fixed order, x ~ prod_n mu(x_n | tokens drawn before) exactly, and
     `along_order` computes the likelihood of such samples.
 
@@ -120,8 +141,15 @@ class AnyOrder(InOrder):
     per_step: int = 1
     transform: Transform = Transform()
     semi_autoregressive: int = 0
+    split: str = "grid"
 
     def __post_init__(self):
+        if self.split not in SPLITS:
+            raise UserError(f"sample.split must be one of {', '.join(SPLITS)}, not {self.split!r}")
+        if self.split != "grid" and self.per_step:
+            raise UserError(
+                f"sample.split={self.split!r} is only for sample.per_step=0, not {self.per_step}"
+            )
         if self.order not in ORDERS:
             raise UserError(f"sample.order must be one of {', '.join(ORDERS)}, not {self.order!r}")
         for key in ("per_step", "semi_autoregressive"):
@@ -150,11 +178,28 @@ class AnyOrder(InOrder):
             here = -here
         ranks = ranked(here, chosen, blocks_of(chain, self.semi_autoregressive))
         if not self.per_step:
-            return _by_grid(process, chain, ranks, grid)
+            times = jnp.asarray(grid)[::-1]
+            return _in_steps(chosen, ranks, self._revealed(process, chain, ranks, times), times)
         rank = ranks // self.per_step
         free = jnp.maximum(jnp.sum(~chain.prompt_mask, axis=1, keepdims=True), 1)
         left = jnp.sum(chosen, axis=1, keepdims=True) - rank * self.per_step
         return RevealSchedule(jnp.where(chosen, rank, NEVER), process.schedule.inverse(left / free))
+
+    def _revealed(self, process: RevealsMasks, chain: Chain, rank: Array, times: Array) -> Array:
+        """Returns how many masks are revealed after each step of descending times: [B, T]."""
+        masks = process.is_noise(chain.z)
+        if self.split == "grid":
+            count = jnp.sum(masks, axis=1, keepdims=True)
+            return count - reveal.masks_left(process, chain, times[1:])
+
+        def step(count: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+            left = masks & (rank >= count[:, None])
+            due = evenly(left, chain, ends[1], ends[0], self.semi_autoregressive)
+            count += due.astype(jnp.int32)
+            return count, count
+
+        none = jnp.zeros(len(masks), jnp.int32)
+        return jax.lax.scan(step, none, (times[:-1], times[1:]))[1].T
 
     def rounds(self, length: int, steps: int) -> int:
         """Returns how many rounds a text of this length takes at most."""
@@ -165,13 +210,8 @@ class AnyOrder(InOrder):
         return min(self.per_step or length, length)
 
 
-def _by_grid(
-    process: RevealsMasks, chain: Chain, rank: Array, grid: Array | np.ndarray
-) -> RevealSchedule:
-    """Reveals masks in the order of their rank, as many in each step as the grid says."""
-    times, masks = jnp.asarray(grid)[::-1], process.is_noise(chain.z)
-    left_BxT = reveal.masks_left(process, chain, times[1:])
-    revealed_BxT = jnp.sum(masks, axis=1, keepdims=True) - left_BxT
+def _in_steps(masks: Array, rank: Array, revealed_BxT: Array, times: Array) -> RevealSchedule:
+    """Reveals masks in the order of their rank, until a number is revealed after each step."""
     step = jnp.sum(revealed_BxT[:, None] <= rank[..., None], axis=2, dtype=jnp.int32)
-    reached = masks & (step < left_BxT.shape[1])
+    reached = masks & (step < revealed_BxT.shape[1])
     return RevealSchedule(jnp.where(reached, step, NEVER), times[jnp.minimum(step, len(times) - 2)])

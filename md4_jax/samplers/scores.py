@@ -5,9 +5,8 @@ import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array
-from md4_jax.samplers.chain import NEVER, Chain
+from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import entropy, log_probability
-from md4_jax.samplers.orders import blocks_of
 from md4_jax.samplers.reveal import masks_left
 
 SCORES = ("probability", "margin", "entropy")
@@ -38,23 +37,6 @@ def probabilities(score: Array) -> Array:
 def by_grid(process: RevealsMasks, chain: Chain, s: Array) -> Array:
     """Returns how many masks to reveal so that floor((1 - alpha_s) n) are left: [B]."""
     return jnp.sum(process.is_noise(chain.z), axis=1) - masks_left(process, chain, s)
-
-
-def evenly(process: RevealsMasks, chain: Chain, s: Array, t: Array, size: int) -> Array:
-    """Returns how many masks to reveal so that all steps of a block reveal the same number: [B].
-
-    If the steps do not divide the masks, the first steps reveal one more (LLaDA's code). The T
-    steps from t = 1 to 0 have equal lengths, and each block of `size` positions gets its share of
-    them; 0: one block.
-    """
-    masks, free = process.is_noise(chain.z), jnp.sum(~chain.prompt_mask, axis=1)
-    steps, left = (jnp.round(x / (t - s)).astype(jnp.int32) for x in (1.0, t))
-    block = jnp.broadcast_to(blocks_of(chain, size), masks.shape)
-    first = jnp.min(jnp.where(masks, block, NEVER), axis=1, keepdims=True)
-    here = jnp.sum(masks & (block == first), axis=1)
-    later = (-(-free // size) if size else 1) - 1 - first[:, 0]
-    own = jnp.maximum(left - later * steps // (later + 1 + first[:, 0]), 1)
-    return -(-here // own)
 
 
 def rounded_down(process: RevealsMasks, chain: Chain, s: Array, t: Array) -> Array:

@@ -53,6 +53,18 @@ def test_llada_reveals_the_same_tokens_in_each_step(number, models):
     assert found == changes(told["states"])
 
 
+@pytest.mark.parametrize("number", range(len(TOLD["llada"])))
+def test_random_order_reveals_as_many_in_each_step(number, models):
+    """LLaDA's numbers do not depend on which tokens it reveals."""
+    model, told = models("llada"), TOLD["llada"][number]
+    block = told["block"] if told["block"] < LENGTH - PROMPT else 0
+    options = dict(name="any_order", per_step=0, split="even", steps=told["steps"])
+    found = states(model, told, semi_autoregressive=block, **options)
+    mask = model.experiment.process.mask_id
+    numbers = [[z.count(mask) for z in each] for each in (found, changes(told["states"]))]
+    assert numbers[0] == numbers[1]
+
+
 @pytest.mark.parametrize("number", range(len(TOLD["dream"])))
 def test_dream_reveals_the_same_tokens_in_each_step(number, models):
     """Its first steps may reveal none; entropies are those after top-k and top-p."""
@@ -69,6 +81,12 @@ def test_dream_reveals_the_same_tokens_in_each_step(number, models):
         (dict(split="even", grid="cosine"), "split='even' counts the steps of .*, not of 'cosine'"),
         (dict(split="even", per_step=2), "split='even' is only for sample.rule='count' with"),
         (dict(split="floor", semi_autoregressive=4), "split='floor' has no blocks"),
+        (dict(split="floor", name="any_order"), "sample.split must be one of grid, even, not"),
+        (dict(split="even", name="any_order"), "split='even' is only for sample.per_step=0, not 1"),
+        (
+            dict(split="even", name="any_order", per_step=0, grid="cosine"),
+            "split='even' counts the steps of .*, not of 'cosine'",
+        ),
         (dict(late="0", name="ancestral"), "sample.late='0' needs sample.name=confidence"),
         (dict(late="nothing"), "sample.late='nothing' is not an entry of the vocabulary"),
     ],
