@@ -23,7 +23,7 @@ def active_part(options: Any) -> float:
 
 
 def forward_flops(
-    params: Params, length: int, block: int = 0, *, options: Any, depth: int
+    params: Params, length: int, block: int = 0, *, both: bool = False, options: Any, depth: int
 ) -> float:
     """Returns the FLOPs of a forward pass per token: 2 N, and 4 L D for each layer.
 
@@ -31,7 +31,7 @@ def forward_flops(
     that is tied to the embedding. D is the number of features of all heads of a layer. Only the
     experts that a token uses count. In block diffusion a noisy token and its clean copy are both
     counted, and each of them sees (L + block) / 2 tokens. Of the clean copy the last layer computes
-    only keys and values, unless the network is shifted.
+    only keys and values, unless the network is shifted or both are predicted (`both`).
     """
     attended = options.heads * options.attention_size
     kernels = weights(params, active_part(options))
@@ -42,8 +42,8 @@ def forward_flops(
         return 2.0 * matrices + 4.0 * length * attended * depth
     head = sum(count for path, count in kernels if path[0] == "head")
     of_clean = sum(count for path, count in kernels if path[-2] in ("key", "value"))
-    if options.shifted:
-        return 2.0 * (2 * matrices - head) + 4.0 * depth * (length + block) * attended
+    if options.shifted or both:
+        return 2.0 * (2 * matrices - (not both) * head) + 4.0 * depth * (length + block) * attended
     clean = matrices - head + of_clean / depth - _of_last(kernels, params)
     seen = (2 * depth - 1) * (length + block) / 2
     return 2.0 * (matrices + clean) + 4.0 * seen * attended
@@ -71,5 +71,7 @@ def _of_last(kernels: list[tuple[list[str], float]], params: Params) -> float:
     if scanned:
         return sum(scanned) / len(jax.tree.leaves(params["blocks"])[0])
     own = [path[0] for path, _ in kernels if path[0].startswith("blocks_")]
+    if not own:  # none of its matrices is trained
+        return 0.0
     last = max(own, key=lambda name: int(name.removeprefix("blocks_")))
     return sum(count for path, count in kernels if path[0] == last)

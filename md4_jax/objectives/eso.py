@@ -51,6 +51,11 @@ class Eso:
             raise UserError(f"objective.split must lie between 0 and 1, not {self.split}")
 
     @property
+    def stream_block(self) -> int:
+        """Positions of a block in passes of noisy symbols and clean text; 0: of L symbols."""
+        return 0 if self.share == 1.0 else 1
+
+    @property
     def share(self) -> float:
         """Fraction of the sequences that are used for the first term."""
         return self.alpha_0 if self.alpha_0 in (0.0, 1.0) else self.split
@@ -146,6 +151,7 @@ class EsoOrders:
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), ordered=True)
+    stream_block: ClassVar[int] = 1  # of passes of masks and clean text
 
     alpha_0: float = 0.125
     orders: int = 1

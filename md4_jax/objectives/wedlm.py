@@ -56,6 +56,11 @@ class WeDLM:
         BlockDiffusion(weights=self.weights)  # refuses other weights
 
     @property
+    def stream_block(self) -> int:
+        """Positions of a block in the pass of noisy symbols and clean text."""
+        return self.block_size
+
+    @property
     def _in_blocks(self) -> BlockDiffusion:
         return BlockDiffusion(self.block_size, weights=self.weights)
 

@@ -14,12 +14,18 @@ def forward_flops(
 ) -> float:
     """Returns the FLOPs of a forward pass per token by the network's formula; nan without one.
 
+    An objective in an order reads the noisy symbols and the clean text, as block diffusion does, in
+    blocks of `stream_block` positions.
+
     length: tokens of a sequence; 0: those of training
     """
     count = experiment.network.flops
     if count is None:
         return math.nan
-    return count(params, length or experiment.data.length, getattr(objective, "block", 0))
+    streams = getattr(objective, "stream_block", 0)
+    both = {"both": True} if streams and getattr(objective, "left_to_right", 0.0) else {}
+    block = streams or getattr(objective, "block", 0)
+    return count(params, length or experiment.data.length, block, **both)
 
 
 def training_flops(experiment: Experiment, state: Any) -> float:

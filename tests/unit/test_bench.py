@@ -164,3 +164,25 @@ def test_processes_call_a_program_equally_often(monkeypatch):
     monkeypatch.setattr(bench, "max_over_processes", lambda count: 7)
     assert bench.window(lambda: calls.append(1), 1e-9) > 0
     assert len(calls) == 1 + 7
+
+
+@pytest.mark.parametrize(
+    "objective, options, both",
+    [
+        ("wedlm", {"block_size": "8", "left_to_right": "1.0"}, True),
+        ("wedlm", {"block_size": "8", "left_to_right": "0.0"}, False),
+        ("eso_orders", {}, False),
+    ],
+)
+@pytest.mark.cases(1)
+def test_objectives_in_an_order_read_noisy_symbols_and_clean_text(objective, options, both):
+    """Both halves of 2 L once, but the last layer of one if the other is not predicted. The masks
+    allow about half of the scores of L tokens, and the program computes (2 L)^2."""
+    words = {f"objective.{key}": value for key, value in options.items()}
+    words |= {"sample.name": "eso" if objective == "eso_orders" else "streaming"}
+    words |= {"network.local_width": "0", "network.head_bias": "False"}
+    flops, trunk, head = step(objective, symbols=127, **words)
+    block, layers = int(options.get("block_size", 1)), 4 if both else 3
+    a_score = 12.0 * ROWS * SIZE * LENGTH
+    scores = trunk - a_score * layers * (LENGTH + block) / 2 + a_score * layers * 2 * LENGTH
+    assert flops == pytest.approx(scores + head, rel=0.03)
