@@ -94,19 +94,19 @@ class Blockwise(NamedTuple):
         """Returns the cache with a block of clean tokens [B, P]."""
         return (self.read_block or self.append_block)(clean, t, cache)[1]
 
-    def told(self, signal: Callable[[Array], Array]) -> "Blockwise":
-        """Returns the same functions, in which the network gets signal(t) in place of t."""
+    def with_signal(self, signal: Callable[[Array], Array]) -> "Blockwise":
+        """Returns the same functions, whose network gets signal(t) as its time input."""
 
         def features(z: Array, t: Array, clean: Array, block: int, **begin: Array) -> Array:
             return self.features(z, signal(t), clean, block, signal(jnp.zeros(())), **begin)
 
         names = ("append_block", "around", "read_block", "reading")
-        told = {name: _telling(getattr(self, name), signal) for name in names}
-        return self._replace(features=self.features and features, **told)
+        adapted = {name: _on_signal(getattr(self, name), signal) for name in names}
+        return self._replace(features=self.features and features, **adapted)
 
 
-def _telling(function: Callable | None, signal: Callable) -> Callable | None:
-    """Returns function(z, signal(t), ...) as one of (z, t, ...)."""
+def _on_signal(function: Callable | None, signal: Callable) -> Callable | None:
+    """Returns the function of (z, t, ...) that calls function(z, signal(t), ...); None for None."""
     return function and (lambda z, t, *rest: function(z, signal(t), *rest))
 
 
@@ -140,10 +140,10 @@ class Ordered(NamedTuple):
     padding: Array | None = None
     streams: Callable[..., Array] | None = None
 
-    def told(self, signal: Callable[[Array], Array]) -> "Ordered":
-        """Returns the same functions, in which the network gets signal(t) in place of t."""
+    def with_signal(self, signal: Callable[[Array], Array]) -> "Ordered":
+        """Returns the same functions, whose network gets signal(t) as its time input."""
         names = ("features", "predictions", "append")
-        others = {name: _telling(getattr(self, name), signal) for name in names}
+        others = {name: _on_signal(getattr(self, name), signal) for name in names}
 
         def streams(z: Array, x: Array, t: Array, *rest: Array | None) -> Array:
             return self.streams(z, x, signal(t), *rest)
@@ -208,22 +208,22 @@ class Denoiser(NamedTuple):
         """Returns the denoiser for batches with each row repeated `count` times in a row."""
         return self if self.rebind is None else self.rebind(count)
 
-    def told(self, signal: Callable[[Array], Array]) -> "Denoiser":
-        """Returns the same denoiser, in which the network gets signal(t) in place of t."""
+    def with_signal(self, signal: Callable[[Array], Array]) -> "Denoiser":
+        """Returns the same denoiser, whose network gets signal(t) as its time input."""
         shortcuts, rebind, within = self.accelerator, self.rebind, self.within
         return self._replace(
-            features=_telling(self.features, signal),
+            features=_on_signal(self.features, signal),
             accelerator=shortcuts._replace(
-                features_at=_telling(shortcuts.features_at, signal),
-                features_where=_telling(shortcuts.features_where, signal),
+                features_at=_on_signal(shortcuts.features_at, signal),
+                features_where=_on_signal(shortcuts.features_where, signal),
             ),
-            blocks=self.blocks and self.blocks.told(signal),
-            rebind=rebind and (lambda count: rebind(count).told(signal)),
-            gaps=_telling(self.gaps, signal),
-            edits=_telling(self.edits, signal),
-            classify=_telling(self.classify, signal),
-            ordered=self.ordered and self.ordered.told(signal),
-            within=within and (lambda segments: within(segments).told(signal)),
+            blocks=self.blocks and self.blocks.with_signal(signal),
+            rebind=rebind and (lambda count: rebind(count).with_signal(signal)),
+            gaps=_on_signal(self.gaps, signal),
+            edits=_on_signal(self.edits, signal),
+            classify=_on_signal(self.classify, signal),
+            ordered=self.ordered and self.ordered.with_signal(signal),
+            within=within and (lambda segments: within(segments).with_signal(signal)),
         )
 
 
@@ -290,4 +290,4 @@ class Network(NamedTuple):
         """Returns the denoiser of params {'network', 'process', ...}, a function of (z, t)."""
         known = () if self.companion is None else (self.companion.bound(params["companion"]),)
         bound = self.bind(params["network"], context or {}, keys, *known)
-        return bound.told(params["process"].signal)
+        return bound.with_signal(params["process"].signal)

@@ -147,10 +147,10 @@ def test_small_batches_compute_all_positions(monkeypatch):
     np.testing.assert_array_equal(h, denoiser.features(Z, T))
 
 
-def test_another_time_is_told_to_it_too():
+def test_another_time_input_reaches_it_too():
     network = Transformer(**UNROLLED).build()
     denoiser = network.bind(perturbed(network.init(jax.random.key(0))))
-    found = denoiser.told(lambda t: 1 - t).features_where(Z, T, marked(16))
+    found = denoiser.with_signal(lambda t: 1 - t).features_where(Z, T, marked(16))
     expected = jnp.where(marked(16)[..., None], denoiser.features(Z, 1 - T), 0.0)
     np.testing.assert_allclose(
         jnp.where(marked(16)[..., None], found, 0.0), expected, rtol=1e-5, atol=1e-5
