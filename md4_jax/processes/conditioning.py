@@ -16,18 +16,23 @@ def check_conditioning(conditioning: str) -> None:
 
 
 def signal(conditioning: str, schedule: Schedule, t: Array) -> Array:
-    """Returns the time input of the network, t, alpha_t, sigma_t = -log alpha_t or 0, like t.
+    """Returns the time input of the network, like t: t, alpha_t, sigma_bar_t or 0.
 
-    MD4 uses t, SEDD and Duo sigma, MDLM 0. sigma stays finite where alpha is 0.
+    MD4 uses t, SEDD and Duo sigma_bar, MDLM 0.
     """
     if conditioning == "time":
         return t
     if conditioning == "zero":
         return jnp.zeros_like(t)
-    alpha = schedule.alpha(t)
-    if conditioning == "alpha":
-        return alpha
-    noise = schedule.one_minus_alpha(t)
+    return schedule.alpha(t) if conditioning == "alpha" else sigma_bar(schedule, t)
+
+
+def sigma_bar(schedule: Schedule, t: Array) -> Array:
+    """Computes -log alpha_t, like t, without cancellation near t = 0.
+
+    It is finite where alpha is 0: alpha counts as at least the smallest float.
+    """
+    alpha, noise = schedule.alpha(t), schedule.one_minus_alpha(t)
     early = -jnp.log1p(-jnp.minimum(noise, 0.5))
     late = -jnp.log(jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny))
     return jnp.where(noise < 0.5, early, late)

@@ -1,4 +1,4 @@
-"""Rates of masking and unmasking, computed from a schedule."""
+"""Rates and probabilities of masking and unmasking, computed from a schedule."""
 
 import jax.numpy as jnp
 
@@ -11,6 +11,15 @@ def time_rate(schedule: Schedule, t: Array) -> Array:
     t = jnp.minimum(t, LATEST)
     alpha = schedule.alpha(t)
     return -schedule.dalpha(t) / jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny)
+
+
+def reveal_probability(schedule: Schedule, s: Array, t: Array) -> Array:
+    """Returns P(a mask at t is clean at s) = (alpha_s - alpha_t) / (1 - alpha_t), s < t.
+
+    It is 1 where 1 - alpha_t underflows to 0.
+    """
+    at_s, at_t = schedule.one_minus_alpha(s), schedule.one_minus_alpha(t)
+    return jnp.where(at_t > 0, (at_t - at_s) / jnp.where(at_t > 0, at_t, 1.0), 1.0)
 
 
 def reveal_rate(schedule: Schedule, t: Array) -> Array:

@@ -5,6 +5,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from md4_jax.processes.event_rates import reveal_probability
 from md4_jax.processes.scheduled import Unlearned
 from md4_jax.processes.schedules import covers_unit_interval
 from md4_jax.protocols import Array, Schedule
@@ -44,7 +45,7 @@ class Growing(Unlearned):
 
     def insert_probability(self, s: Array, t: Array) -> Array:
         """Returns P(a token is present at s | it is absent at t) = (a_s - a_t) / (1 - a_t)."""
-        return share_regained(self.presence, s, t)
+        return reveal_probability(self.presence, s, t)
 
     def is_noise(self, z: Array) -> Array:
         """Returns whether each symbol is a mask or absent: bool like z."""
@@ -53,9 +54,3 @@ class Growing(Unlearned):
     def noise_left(self, t: Array) -> Array:
         """Returns whether z_t may have missing tokens or masks: bool []."""
         return t > 0.0
-
-
-def share_regained(schedule: Schedule, s: Array, t: Array) -> Array:
-    """Returns (alpha_s - alpha_t) / (1 - alpha_t), and 1 where 1 - alpha_t underflows to 0."""
-    at_s, at_t = schedule.one_minus_alpha(s), schedule.one_minus_alpha(t)
-    return jnp.where(at_t > 0, (at_t - at_s) / jnp.where(at_t > 0, at_t, 1.0), 1.0)

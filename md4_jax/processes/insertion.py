@@ -9,7 +9,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from md4_jax.processes.draws import split_keys, uniforms
-from md4_jax.processes.growing import Growing, share_regained
+from md4_jax.processes.event_rates import reveal_probability
+from md4_jax.processes.growing import Growing
 from md4_jax.processes.schedules import Linear
 from md4_jax.protocols import Array, Schedule, pytree
 
@@ -77,7 +78,7 @@ class Insertion(Growing):
 
     def unmask_probability(self, s: Array, t: Array) -> Array:
         """Returns P(a token is clean at s | it is masked at t) = (b_s - b_t) / (1 - b_t)."""
-        return share_regained(self.schedule, s, t)
+        return reveal_probability(self.schedule, s, t)
 
     def prior(self, keys: Array, length: int) -> Array:
         """Returns empty texts, int32 [B, length]: exact if a_1 = 0."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from md4_jax.processes.conditioning import check_conditioning
 from md4_jax.processes.draws import uniforms
+from md4_jax.processes.event_rates import reveal_probability
 from md4_jax.processes.scheduled import Scheduled
 from md4_jax.processes.schedules import Linear, covers_unit_interval
 from md4_jax.protocols import Array, Schedule, pytree
@@ -39,12 +40,8 @@ class Masks(Scheduled):
         return jnp.where(draws_BxL < probability[:, None], self.mask_id, x)
 
     def reveal_probability(self, s: Array, t: Array) -> Array:
-        """Returns P(z_s is clean | z_t is the mask) = (alpha_s - alpha_t) / (1 - alpha_t), s < t.
-
-        It is 1 where 1 - alpha_t underflows to 0.
-        """
-        at_s, at_t = self.schedule.one_minus_alpha(s), self.schedule.one_minus_alpha(t)
-        return jnp.where(at_t > 0, (at_t - at_s) / jnp.where(at_t > 0, at_t, 1.0), 1.0)
+        """Returns P(z_s is clean | z_t is the mask), s < t."""
+        return reveal_probability(self.schedule, s, t)
 
     def is_noise(self, z: Array) -> Array:
         """Returns whether each symbol is the mask: bool like z."""

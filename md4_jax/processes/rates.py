@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes import kernels
-from md4_jax.processes.conditioning import check_conditioning
+from md4_jax.processes.conditioning import check_conditioning, sigma_bar
 from md4_jax.processes.draws import draw_rows, split_keys
 from md4_jax.processes.event_rates import time_rate
 from md4_jax.processes.scheduled import Scheduled
@@ -119,10 +119,7 @@ class Rates(Scheduled):
 
     def sigma_bar(self, t: Array) -> Array:
         """Computes -log alpha_t without cancellation; alpha is at least the smallest float."""
-        alpha, noise = self.schedule.alpha(t), self.schedule.one_minus_alpha(t)
-        early = -jnp.log1p(-jnp.minimum(noise, 0.5))
-        late = -jnp.log(jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny))
-        return jnp.where(noise < 0.5, early, late)
+        return sigma_bar(self.schedule, t)
 
     def beta(self, t: Array) -> Array:
         """Returns -alpha'_t / alpha_t; large, not infinite, where alpha is 0."""

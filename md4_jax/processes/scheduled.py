@@ -1,4 +1,4 @@
-"""Methods shared by processes without learned parameters, and by those with one schedule."""
+"""Base classes of processes without learned parameters, and of those with one schedule."""
 
 from typing import Self
 
@@ -23,9 +23,10 @@ class Unlearned:
 
 
 class Scheduled(Unlearned):
-    """Defaults of a process in continuous time with a schedule and no mask; see `Process`.
+    """Defaults of a process with one schedule; see `Process`.
 
-    conditioning: time input of the network, `time` t, `alpha` alpha_t, `sigma` -log alpha_t or
+    Unless a subclass says otherwise, time is continuous and clean tokens cannot be told from noise.
+    conditioning: the time input of the network, `time` t, `alpha` alpha_t, `sigma` -log alpha_t or
     `zero` 0.
     """
 

@@ -52,7 +52,7 @@ class Process(Protocol):
         """Returns whether z_t may contain noise that a sampler ending at t must remove: bool []."""
 
     def signal(self, t: Array) -> Array:
-        """Returns the time input of the network: t, alpha_t or sigma_t = -log alpha_t."""
+        """Returns the time input of the network: t, alpha_t, -log alpha_t or 0."""
 
     def learned(self) -> dict[str, Array]:
         """Returns learned values of each symbol, {name: [V]}; empty if nothing is learned."""
