@@ -37,6 +37,7 @@ class CrossEntropy:
            clean blocks before it, as in `uniform_elbo`
     self_conditioning  probability with which a sequence is predicted twice: the second pass reads
            the prediction of the first, and only the second is trained (arXiv:2208.04202)
+    left_to_right  weight of the cross-entropy of each token given those before it, as in `block`
     """
 
     block: int = 0
@@ -74,7 +75,7 @@ class CrossEntropy:
         return False
 
     def check_length(self, length: int, key: str = "data.length") -> None:
-        """UserError, which names the key of the length, for sequences that are not whole blocks."""
+        """Raises UserError, with the length's key, unless blocks divide the length."""
         check_blocks(self.block, length, key)
 
     def __call__(

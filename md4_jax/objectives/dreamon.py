@@ -50,8 +50,8 @@ class DreamOn:
     over the remaining masks: `expand` is the target of a merged mask, and `delete` that of a
     surplus mask. It is a training-only loss, not a likelihood.
 
-    merge         largest p. p is merge (1 - the fraction of masks in the gap) or, ...
-    merge_evenly  ... with this probability, merge
+    merge         largest p. p is merge (1 - the fraction of masks in the gap), unless:
+    merge_evenly  probability, for each text, that p is `merge` whatever the fraction
     most_deleted  largest number of surplus masks; the number is uniform from 0 on. Tokens for which
                   there is no room at the end of a text are dropped
     deletions     total weight of the surplus masks of a text. In DreamOn's code those of the eight

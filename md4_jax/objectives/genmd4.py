@@ -50,12 +50,12 @@ class GenMD4:
         pair = split_keys(keys)
         z_2xBxL = jnp.stack([prompted(batch, process.corrupt(k, batch.tokens, t)) for k in pair])
         nats, surrogate = self.pair(denoiser, process, batch, z_2xBxL, t)
-        recon = self.reconstruction(process, batch)
-        total = nats + recon + (surrogate - jax.lax.stop_gradient(surrogate))
+        reconstruction = self.reconstruction(process, batch)
+        total = nats + reconstruction + (surrogate - jax.lax.stop_gradient(surrogate))
         power = process.learned()["power"]
         extra = {
             "diffusion": nats,
-            "reconstruction": recon,
+            "reconstruction": reconstruction,
             "masked": masked(process, z_2xBxL[0]),
             "power_min": jnp.full_like(nats, jnp.min(power)),
             "power_mean": jnp.full_like(nats, jnp.mean(power)),

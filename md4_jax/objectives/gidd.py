@@ -62,8 +62,8 @@ class GIDD:
         t = jnp.where(u > 0, jnp.clip(u, process.earliest, LATEST), SMALLEST_TIME)
         z = prompted(batch, process.corrupt(keys, batch.tokens, t))
         changed = (z != batch.tokens) & ~process.is_noise(z)
-        told = {"masked": masked(process, z), "changed": jnp.mean(changed, 1, dtype=jnp.float32)}
-        return self.loss_at(denoiser, process, batch, z, t), told
+        extra = {"masked": masked(process, z), "changed": jnp.mean(changed, 1, dtype=jnp.float32)}
+        return self.loss_at(denoiser, process, batch, z, t), extra
 
     def loss_at(
         self, denoiser: Denoiser, process: Interpolates, batch: Batch, z: Array, t: Array

@@ -62,8 +62,9 @@ class Partition:
 def clean_weight(schedule: Schedule, t: Array) -> Array:
     """Returns -alpha'_t / alpha_t, the weight of a token outside the group, like t.
 
-    1 - alpha_t has the density -1 / alpha'_t, and so has alpha_t, what masks the others. 0 where
-    alpha is too small for a float: then no token is outside.
+    The second term hides the tokens outside the group, each with probability alpha_t. For uniform t
+    this probability has the density of 1 - alpha_t, -1 / alpha'_t, so that the weight is MD4's with
+    alpha_t in place of 1 - alpha_t. 0 where alpha underflows: then no token is outside.
     """
     alpha = schedule.alpha(t)
     return jnp.where(alpha > 0, -schedule.dalpha(t) / jnp.where(alpha > 0, alpha, 1.0), 0.0)

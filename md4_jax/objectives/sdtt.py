@@ -65,8 +65,8 @@ class SDTT(Distillation):
         noise_keys, own = split_keys(keys)
         z, t = noised(process, batch, u, noise_keys)
         nats = self.loss_at(denoiser, process, batch, z, t, own)
-        told = jnp.full(t.shape, teacher_of(denoiser).round, jnp.float32)
-        return nats, {"masked": masked(process, z), "round": told}
+        rounds = jnp.full(t.shape, teacher_of(denoiser).round, jnp.float32)
+        return nats, {"masked": masked(process, z), "round": rounds}
 
     def loss_at(
         self,

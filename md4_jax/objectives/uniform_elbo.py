@@ -30,11 +30,11 @@ class UniformELBO:
     s_y = a (1 + b mu_y) for y != z, where
 
     joint    b = odds,         a = 1 / (1 + odds mu_z)
-    mixture  b = odds / rest,  a = rest = 1 - (1 - rho) mu_z,
+    mixture  b = odds / rest,  a = rest = 1 - (1 - rho) mu_z
 
     With g(log v) = v - 1 - log v, and r = rho if z = x and 1 otherwise, a token costs
 
-        (sigma / V) ( r sum_{y != z, x} g(log s_y - log r) + [z != x] g(log s_x + log rho) / rho ),
+        (sigma / V) ( r sum_{y != z, x} g(log s_y - log r) + [z != x] g(log s_x + log rho) / rho ).
 
     No array of scores [B, L, V] is created, and large arrays of logits are computed in chunks.
     Prior and reconstruction are included, for every schedule. Joint is the form of UDLM and Duo.

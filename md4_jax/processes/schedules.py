@@ -15,8 +15,9 @@ from md4_jax.protocols import Array, Schedule, UserError
 
 # One float32 step before t = 1, where alpha may be 0 and rates infinite.
 LATEST = 1.0 - 2.0**-24
-# Of t or 1 - t: at the first and last time of a bound, 2^-24 and LATEST, alpha is then within 2^-12
-# of its ends. With 0.25, where it is 2^-6 from one, md4 can miss 1% of it; with 1e4, 0.06%.
+# Limits of the powers of t and of 1 - t. Bounds integrate from t = 2^-24 to LATEST, where alpha is
+# then within 2^-12 of 1 and of 0. With power 0.25 it is 2^-6 from one end, and md4 can miss 1% of
+# the bound; with 1e4 it can miss 0.06%.
 LEAST_POWER, MOST_POWER = 0.5, 1e3
 TOO_FAST = "must lie between 0.5 and 1000, or bounds miss a part where alpha changes fastest"
 
@@ -120,7 +121,7 @@ class ShiftedCosine:
 
     @property
     def _slope(self) -> float:
-        """The angle, a (1 - t) from the end and a shift + a t from the start, has this slope a."""
+        """Slope a of the angle a (t + shift), whose cosine is alpha up to a factor."""
         return 0.5 * math.pi / (1.0 + self.shift)
 
     @property
