@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from md4_jax.objectives.distillation import Distillation, apart, teacher_of
+from md4_jax.objectives.distillation import Distillation, divergence_at, teacher_of
 from md4_jax.objectives.noising import prompted
 from md4_jax.processes import duality
 from md4_jax.processes.capabilities import RedrawsUniformly
@@ -78,5 +78,5 @@ class DCD(Distillation):
             for gamma in gammas
         ]
         h, taught = denoiser.features(both[0], times[0]), teacher.features(both[1], times[1])
-        nats = apart(self.divergence, denoiser, h, taught, batch.loss_mask)
+        nats = divergence_at(self.divergence, denoiser, h, taught, batch.loss_mask)
         return jnp.sum(nats, axis=1)

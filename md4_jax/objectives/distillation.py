@@ -46,8 +46,8 @@ def squares_of_logs(student: Array, teacher: Array) -> Array:
     """Computes the mean over symbols of the squared difference of log-probabilities."""
     p, q = (jax.nn.log_softmax(widened(logits), axis=-1) for logits in (student, teacher))
     possible = q > -jnp.inf
-    apart = jnp.where(possible, p, 0.0) - jnp.where(possible, q, 0.0)
-    return jnp.mean(apart**2, axis=-1)
+    difference = jnp.where(possible, p, 0.0) - jnp.where(possible, q, 0.0)
+    return jnp.mean(difference**2, axis=-1)
 
 
 DIVERGENCES: dict[str, Divergence] = {
@@ -121,7 +121,7 @@ def teacher_of(denoiser: Denoiser) -> Teacher:
     return denoiser.teacher
 
 
-def apart(
+def divergence_at(
     divergence: str, student: Denoiser, h: Array, taught: Array, chosen: Array, **head: Any
 ) -> Array:
     """Computes a divergence at the chosen positions [B, L], 0 elsewhere.
@@ -132,8 +132,8 @@ def apart(
     teacher, width = teacher_of(student).denoiser, h.shape[-1]
 
     def unembed(both: Array) -> Array:
-        its = jax.lax.stop_gradient(teacher.unembed(both[..., width:]))
-        return jnp.concatenate([student.unembed(both[..., :width]), its], axis=-1)
+        taught_logits = jax.lax.stop_gradient(teacher.unembed(both[..., width:]))
+        return jnp.concatenate([student.unembed(both[..., :width]), taught_logits], axis=-1)
 
     def reduce(logits: Array) -> Array:
         return DIVERGENCES[divergence](*jnp.split(logits, 2, axis=-1))

@@ -119,25 +119,25 @@ class Policy:
             "tied": (batch.advantage == 0).astype(jnp.float32),
         }  # fmt: skip
         if self.updates > 1:
-            its = bound.loss_at(student.behaviour.denoiser, process, several, *drawn)
-            loss, more = self._clipped(batch, nats, self._mean(its), student.behaviour.update)
+            old_nats = bound.loss_at(student.behaviour.denoiser, process, several, *drawn)
+            loss, more = self._clipped(batch, nats, self._mean(old_nats), student.behaviour.update)
             extra |= more
         if self.kl:
-            its = bound.loss_at(teacher_of(student).denoiser, process, several, *drawn)
-            moved = self._mean(jax.lax.stop_gradient(its)) - nats
+            reference_nats = bound.loss_at(teacher_of(student).denoiser, process, several, *drawn)
+            moved = self._mean(jax.lax.stop_gradient(reference_nats)) - nats
             loss += 0.5 * self.kl * moved**2
             extra["moved"] = moved
         return loss, extra
 
     def _clipped(
-        self, batch: Batch, nats: Array, its: Array, update: Array
+        self, batch: Batch, nats: Array, old_nats: Array, update: Array
     ) -> tuple[Array, dict[str, Array]]:
         """Returns the surrogate [B] and the logged statistics of its ratios.
 
-        its  bounds [B] of the model that drew the texts, before the first update
+        old_nats  bounds [B] of the model that drew the texts, before the first update
         """
         # Two programs may round the same computation differently, which must not cause clipping.
-        old = jax.lax.stop_gradient(jnp.where(update == 0, nats, its))
+        old = jax.lax.stop_gradient(jnp.where(update == 0, nats, old_nats))
         length = jnp.maximum(1, jnp.sum(batch.loss_mask, axis=1))
         ratio = jnp.exp((old - nats) / length)
         nearest = jnp.clip(ratio, 1 - self.clip_below, 1 + self.clip_above)

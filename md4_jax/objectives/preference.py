@@ -75,13 +75,13 @@ class Preference:
         bound, several = answers.bound_of(process, self.block), denoiser.repeated(self.calls)
         drawn = answers.drawn(bound, several, process, both, levels, own)
         nats = bound.loss_at(several, process, both, *drawn)
-        its = bound.loss_at(teacher_of(several).denoiser, process, both, *drawn)
-        its = jax.lax.stop_gradient(its)
+        reference_nats = bound.loss_at(teacher_of(several).denoiser, process, both, *drawn)
+        reference_nats = jax.lax.stop_gradient(reference_nats)
 
         def mean(x: Array) -> Array:  # of the draws, of the chosen and the rejected answer [B, 2]
             return jnp.mean(x.reshape(len(u), 2, self.draws), axis=2)
 
-        chosen, rejected = (mean(its) - mean(nats)).T
+        chosen, rejected = (mean(reference_nats) - mean(nats)).T
         margin = self.beta * (chosen - rejected)
         loss = self.supervised * mean(nats)[:, 0] - jax.nn.log_sigmoid(margin)
         share = answers.noise_share(process, both, drawn[0])

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.distillation import Distillation, apart, teacher_of
+from md4_jax.objectives.distillation import Distillation, divergence_at, teacher_of
 from md4_jax.objectives.head import CAPACITIES, at_positions, noise_of
 from md4_jax.objectives.noising import masked, noised
 from md4_jax.processes.capabilities import RevealsMasks
@@ -81,7 +81,7 @@ class SDTT(Distillation):
         taught = self.targets(denoiser, process, batch, z, t, keys)
         chosen = noise_of(process, batch, z)
         h = denoiser.features(z, t)
-        nats = apart(self.divergence, denoiser, h, taught, chosen, capacities=CAPACITIES)
+        nats = divergence_at(self.divergence, denoiser, h, taught, chosen, capacities=CAPACITIES)
         return jnp.sum(nats, axis=1)
 
     def targets(
