@@ -210,9 +210,9 @@ def _parts(
         )
     traced = min(path.z.shape[1], len(tokens))
     tokens, known, confidence = (x[:traced] for x in (tokens, known, confidence))
-    chances = np.where(known[:, part], confidence[:, part], path.confidence[:, :traced])
+    after = np.where(known[:, part], confidence[:, part], path.confidence[:, :traced])
     first = (np.where(known, tokens, -1), confidence)
-    return Parts(path.z[None, :, :traced], chances[None], np.full((1, traced), part.start), first)
+    return Parts(path.z[None, :, :traced], after[None], np.full((1, traced), part.start), first)
 
 
 def _at_end(parts: Parts) -> np.ndarray:

@@ -259,10 +259,10 @@ def _with_next(
     logits = denoiser.unembed(h)
     token = jnp.argmax(transform(logits), axis=-1).astype(chain.z.dtype)
     put = follows & process.is_noise(chain.z[:, 0])
-    sure = jnp.where(put, probability(logits, token), chain.confidence[:, 0])
+    confidence = jnp.where(put, probability(logits, token), chain.confidence[:, 0])
     return chain._replace(
         z=chain.z.at[:, 0].set(jnp.where(put, token, chain.z[:, 0])),
-        confidence=chain.confidence.at[:, 0].set(sure),
+        confidence=chain.confidence.at[:, 0].set(confidence),
     )
 
 

@@ -106,8 +106,8 @@ def log_probability(logits: Array, tokens: Array) -> Array:
 def entropy(logits: Array) -> Array:
     """Entropy of the softmax of logits [..., V], in nats."""
     logs = jax.nn.log_softmax(logits, axis=-1)
-    chances = jnp.exp(logs)
-    return -jnp.sum(jnp.where(chances > 0.0, chances * logs, 0.0), axis=-1)
+    probabilities = jnp.exp(logs)
+    return -jnp.sum(jnp.where(probabilities > 0.0, probabilities * logs, 0.0), axis=-1)
 
 
 def _in_chunks(fn: Callable, chunks: int, *arrays: Array):

@@ -41,10 +41,10 @@ class Edit:
         mean = jnp.exp(process.log_missing(outputs, times)) * process.insert_probability(s, t)
         new = (uniforms(of_gap, length + 1) < mean) & allowed(process, chain)
         gap = jnp.broadcast_to(jnp.arange(length + 1), new.shape)
-        tokens, sure = draw_from(denoiser, self.transform, h, gap, of_token)
+        tokens, confidence = draw_from(denoiser, self.transform, h, gap, of_token)
         kept = chain.z != process.absent_id
         z = merged(tokens, chain.z, process.absent_id, new, kept)
-        return evaluated(chain, z, merged(sure, chain.confidence, 0.0, new, kept))
+        return evaluated(chain, z, merged(confidence, chain.confidence, 0.0, new, kept))
 
     def finish(
         self, denoiser: Denoiser, process: InsertsTokens, chain: Chain, keys: Array

@@ -17,14 +17,14 @@ from md4_jax.samplers.transforms import Transform, predicts_ratios
 class Memory(NamedTuple):
     """State that one step passes to the next; the batch axis is first.
 
-    likeliest  int32 [B, N, L], the most likely tokens of the last N steps, -1 before the first
-    sure       float32 [B, L], probabilities of those of the last step
-    settled    bool [B], whether a sequence takes no more steps
-    signal     [B, L, D], of `Conditioned`; None for a network without self-conditioning
+    likeliest   int32 [B, N, L], the most likely tokens of the last N steps, -1 before the first
+    confidence  float32 [B, L], probabilities of those of the last step
+    settled     bool [B], whether a sequence takes no more steps
+    signal      [B, L, D], of `Conditioned`; None for a network without self-conditioning
     """
 
     likeliest: Array
-    sure: Array
+    confidence: Array
     settled: Array
     signal: Array | None
 
@@ -118,11 +118,11 @@ class EntropyBound:
         entropies = jnp.where(prompt, 0.0, entropy(logits))
         accepted = least(entropies, self.entropy_bound)
         z = jnp.where(accepted, drawn, process.prior(noise_keys, chain.z.shape[1]))
-        sure = jnp.where(accepted, probability(plain, drawn), 0.0)
+        confidence = jnp.where(accepted, probability(plain, drawn), 0.0)
         likeliest = likeliest.astype(chain.z.dtype)
         return chain._replace(
             z=z.astype(chain.z.dtype),
-            confidence=sure,
+            confidence=confidence,
             evaluations=chain.evaluations + 1,
             memory=Memory(
                 jnp.concatenate([memory.likeliest, likeliest[:, None]], axis=1)[:, 1:],
@@ -136,14 +136,14 @@ class EntropyBound:
         """Returns whether each sequence has settled, bool [B]."""
         same = jnp.all((before == now[:, None]) | prompt[:, None], axis=(1, 2))
         open_B = jnp.sum(~prompt, axis=1)
-        sure = jnp.sum(entropies, axis=1) < self.confidence_threshold * open_B
-        return sure & (same if self.stability_threshold else True)
+        certain = jnp.sum(entropies, axis=1) < self.confidence_threshold * open_B
+        return certain & (same if self.stability_threshold else True)
 
     def finish(
         self, denoiser: Denoiser, process: RedrawsUniformly, chain: Chain, keys: Array
     ) -> Chain:
         """Takes the most likely tokens of the last step."""
-        return chain._replace(z=chain.memory.likeliest[:, -1], confidence=chain.memory.sure)
+        return chain._replace(z=chain.memory.likeliest[:, -1], confidence=chain.memory.confidence)
 
 
 def least(values: Array, bound: Array | float) -> Array:

@@ -235,12 +235,12 @@ class _Plan(NamedTuple):
         stays = keep.at[:, size:].set(False)
         append = self.denoiser.ordered.append
         h, cache = append(z, jnp.zeros(len(z)), place, rank, stays, state.cache)
-        tokens, chances = draw_from(self.denoiser, self.transform, h[:, size:], now, self.keys)
+        tokens, confidence = draw_from(self.denoiser, self.transform, h[:, size:], now, self.keys)
         where, rows = jnp.where(is_now, now, length), jnp.arange(len(z))[:, None]
         return Reading(
             state.number + 1,
             state.z.at[rows, where].set(tokens, mode="drop"),
-            state.confidence.at[rows, where].set(chances, mode="drop"),
+            state.confidence.at[rows, where].set(confidence, mode="drop"),
             cache,
         )
 

@@ -76,8 +76,8 @@ class Insert:
         chosen = revealed & masks
         if self.order == "confidence":
             # By the most likely token: a choice by the drawn token would favour likely tokens.
-            sure = probability(logits, jnp.argmax(logits, axis=-1))
-            chosen = lowest(jnp.where(masks, -sure, 1.0), jnp.sum(chosen, axis=1))
+            best = probability(logits, jnp.argmax(logits, axis=-1))
+            chosen = lowest(jnp.where(masks, -best, 1.0), jnp.sum(chosen, axis=1))
         confidence = jnp.where(chosen, probability(logits, tokens), chain.confidence)
         return evaluated(chain, jnp.where(chosen, tokens, chain.z), confidence)
 

@@ -189,8 +189,8 @@ class Live:
         first_keys, end_keys = run.keys, fold_keys(run.keys, 0)
 
         def seen(taken: int) -> Watched:
-            z, chances, used = (x[0] for x in to_host((chain.z, chain.confidence, chain[3])))
-            return Watched(taken, of or count, z, chances, each * int(used))
+            z, confidence, used = (x[0] for x in to_host((chain.z, chain.confidence, chain[3])))
+            return Watched(taken, of or count, z, confidence, each * int(used))
 
         yield seen(0), chain
         while taken < count:
@@ -234,9 +234,9 @@ class Live:
                     run.params, run.told, asked.step.transform, passes, state,
                     keys=keys, kind=run.kind, capacity=most,
                 )  # fmt: skip
-            z, chances = (x[0] for x in to_host(state[2:]))
+            z, confidence = (x[0] for x in to_host(state[2:]))
             chain = Chain(state.z, chain.prompt_mask, state.confidence, done)
-            yield Watched(min(at, count), count, z, chances, each * (k + 1)), chain
+            yield Watched(min(at, count), count, z, confidence, each * (k + 1)), chain
 
 
 def _start(process: Any, step: SamplerStep, prompt: Prompt, keys: Array) -> Chain:

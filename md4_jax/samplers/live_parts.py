@@ -97,8 +97,8 @@ def watch_windows(
         own = asked._replace(prompt=Prompt(tokens[part], known[part]))
         stays = path.confidence[part].copy()
         for state in live.watch(params, own, number, rounds):
-            chances = np.where(known[part], stays, state.confidence)
-            yield from path.put(number, part.start, state._replace(confidence=chances), used)
+            confidence = np.where(known[part], stays, state.confidence)
+            yield from path.put(number, part.start, state._replace(confidence=confidence), used)
         tokens[part], known[part] = state.z, True
         used += state.evaluations
     yield Watched(path.of, path.of, path.z, path.confidence, used, len(tokens))

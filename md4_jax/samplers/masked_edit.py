@@ -45,16 +45,16 @@ class MaskedEdit:
         mean = jnp.exp(process.log_missing(outputs[..., 0], times)) * share
         new = (uniforms(of_gap, length + 1) < mean) & allowed(process, chain)
         gap = jnp.broadcast_to(jnp.arange(length + 1), new.shape)
-        fresh, sure = draw_from(denoiser, self.transform, h, gap, of_token)
-        tokens, chance = draw_from(
+        fresh, fresh_confidence = draw_from(denoiser, self.transform, h, gap, of_token)
+        tokens, token_confidence = draw_from(
             denoiser, self.transform, replacing[:, :-1], gap[:, :-1], of_mask
         )
         z = jnp.where(edited, tokens, chain.z)
-        confidence = jnp.where(edited, chance, chain.confidence)
+        confidence = jnp.where(edited, token_confidence, chain.confidence)
         kept = (z != process.absent_id) & ~(edited & deletes)
         z, confidence = (
             merged(*parts, new, kept)
-            for parts in ((fresh, z, process.absent_id), (sure, confidence, 0.0))
+            for parts in ((fresh, z, process.absent_id), (fresh_confidence, confidence, 0.0))
         )
         return evaluated(chain, z, confidence)
 

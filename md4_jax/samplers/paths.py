@@ -43,8 +43,9 @@ def states(parts: Parts, row: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for g, begin in enumerate(parts.begin[:, row]):
         here = slice(max(begin, 0), max(0, min(begin + size, length)))
         own = slice(here.start - begin, here.stop - begin)
-        for now, chances in zip(parts.z[g, :, row], parts.confidence[g, :, row], strict=True):
-            z[here], confidence[here] = now[own], chances[own]
+        both = zip(parts.z[g, :, row], parts.confidence[g, :, row], strict=True)
+        for now, now_confidence in both:
+            z[here], confidence[here] = now[own], now_confidence[own]
             yield z, confidence
 
 
@@ -62,14 +63,14 @@ def runs(windows: Sequence[Parts], row: int) -> Runs:
     """Returns the path of one text without the frames in which no symbol changes."""
     kept: list[tuple] = []
     for parts in windows:
-        number, symbols, chances = [], [], []
+        number, symbols, confidences = [], [], []
         for index, (z, confidence) in enumerate(states(parts, row)):
             if symbols and (z == symbols[-1]).all():
-                chances[-1][:] = confidence
+                confidences[-1][:] = confidence
                 continue
             number.append(index)
             symbols.append(z.copy())
-            chances.append(confidence.copy())
-        kept.append((np.stack(symbols), np.stack(chances), np.array(number)))
+            confidences.append(confidence.copy())
+        kept.append((np.stack(symbols), np.stack(confidences), np.array(number)))
     z, confidence, numbers = zip(*kept, strict=True)
     return Runs((z, confidence), numbers)

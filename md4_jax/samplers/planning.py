@@ -55,9 +55,9 @@ class PathPlanning:
         masks = process.is_noise(chain.z)
         outputs = denoiser(chain.z, jnp.full(len(chain.z), t))
         tokens = jnp.where(masks, draw_token(token_keys, self.transform(outputs)), chain.z)
-        sure = probability(outputs, tokens)
-        hidden = self._hidden(chain, masks, jnp.log(sure), masks_left(process, chain, s))
-        confidence = jnp.where(masks, sure, chain.confidence)
+        probabilities = probability(outputs, tokens)
+        hidden = self._hidden(chain, masks, jnp.log(probabilities), masks_left(process, chain, s))
+        confidence = jnp.where(masks, probabilities, chain.confidence)
         return chain._replace(
             z=jnp.where(hidden, process.mask_id, tokens),
             confidence=jnp.where(hidden, 0.0, confidence),

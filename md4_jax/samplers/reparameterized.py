@@ -69,7 +69,7 @@ class Reparameterized:
         masks, times = process.is_noise(chain.z), jnp.full(len(chain.z), t)
         outputs = denoiser(chain.z, times)
         tokens, score = self._drawn(first_keys, outputs, self.transform)
-        sure = probability(outputs, tokens)
+        probabilities = probability(outputs, tokens)
         if self.resample:
             tokens = jnp.where(chain.prompt_mask, chain.z, tokens)
             frequent = _frequent(tokens, outputs.shape[-1], self.resample) & ~chain.prompt_mask
@@ -79,16 +79,16 @@ class Reparameterized:
                 transform = dataclasses.replace(self.transform, top_p=NUCLEUS)
                 others = denoiser(z, times)
                 drawn, own = self._drawn(again_keys, others, transform)
-                pairs = ((drawn, tokens), (own, score), (probability(others, drawn), sure))
+                pairs = ((drawn, tokens), (own, score), (probability(others, drawn), probabilities))
                 return tuple(jnp.where(frequent, new, old) for new, old in pairs)
 
-            tokens, score, sure = jax.lax.cond(
-                jnp.any(frequent), again, lambda: (tokens, score, sure)
+            tokens, score, probabilities = jax.lax.cond(
+                jnp.any(frequent), again, lambda: (tokens, score, probabilities)
             )
             chain = chain._replace(evaluations=chain.evaluations + jnp.any(frequent, axis=1))
         score = jnp.where(chain.prompt_mask, jnp.inf, score)
         hidden = lowest(score, masks_left(process, chain, s))
-        confidence = jnp.where(masks, sure, chain.confidence)
+        confidence = jnp.where(masks, probabilities, chain.confidence)
         return chain._replace(
             z=jnp.where(hidden, process.mask_id, jnp.where(masks, tokens, chain.z)),
             confidence=jnp.where(hidden, 0.0, confidence),

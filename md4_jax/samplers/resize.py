@@ -118,8 +118,9 @@ class Resize:
         due = jnp.minimum(self.per_step, jnp.sum(masks, axis=1))
         chosen = lowest(-score, due)
         z = jnp.where(chosen, tokens, chain.z)
-        sure = jnp.where(chosen, probability(logits, tokens), chain.confidence)
-        chain = chain._replace(z=z, confidence=sure, evaluations=chain.evaluations + (due > 0))
+        confidence = jnp.where(chosen, probability(logits, tokens), chain.confidence)
+        evaluations = chain.evaluations + (due > 0)
+        chain = chain._replace(z=z, confidence=confidence, evaluations=evaluations)
         deleted = self._deleted(chosen & (tokens == process.delete_id), masks, chain.memory.given)
         return resized(process, chain, chosen & (tokens == process.expand_id), deleted)
 

@@ -163,16 +163,16 @@ def one_pass(
     now = jnp.take_along_axis(passes.round, slots[:, :1], axis=1)
     time = jnp.take_along_axis(schedule.time, index[:, :1], axis=1)[:, 0]
     later = (schedule.round >= now) & (schedule.round < NEVER)
-    seen = jnp.where(later, passes.start, state.z)
+    z = jnp.where(later, passes.start, state.z)
     reader = denoiser if schedule.rank is None else reading(denoiser, schedule.rank)
-    tokens, chances = draw_at(reader, schedule.sharper(transform, index), seen, time, index, keys)
+    tokens, confidence = draw_at(reader, schedule.sharper(transform, index), z, time, index, keys)
     where = jnp.where(valid, index, length)
     put = jax.vmap(lambda row, where, new: row.at[where].set(new, mode="drop"))
     return Drawing(
         state.number + 1,
         state.begin + jnp.sum(valid, axis=1, dtype=jnp.int32),
         put(state.z, where, tokens),
-        put(state.confidence, where, chances),
+        put(state.confidence, where, confidence),
     )
 
 

@@ -1,4 +1,4 @@
-"""Streaming parallel decoding of WeDLM: sure masks of a sliding window, behind a causal prefix."""
+"""Streaming parallel decoding of WeDLM: a sliding window of masks after a causal prefix."""
 
 import dataclasses
 from typing import Any, ClassVar, NamedTuple
@@ -170,12 +170,12 @@ class Streaming:
         logits = denoiser.unembed(h)
         chosen = self._chosen(window, entropy(logits))
         at_logits = denoiser._replace(unembed=lambda logits: logits)
-        tokens, chances = draw_from(at_logits, self.transform, logits, window.index, keys)
+        tokens, confidence = draw_from(at_logits, self.transform, logits, window.index, keys)
         where, rows = jnp.where(chosen, window.index, length), jnp.arange(len(logits))[:, None]
         z = chain.z.at[rows, where].set(tokens.astype(chain.z.dtype), mode="drop")
         return chain._replace(
             z=self._ended(process, z, chain.prompt_mask),
-            confidence=chain.confidence.at[rows, where].set(chances, mode="drop"),
+            confidence=chain.confidence.at[rows, where].set(confidence, mode="drop"),
             evaluations=chain.evaluations + jnp.any(window.masks, axis=1),
             memory=memory,
         )
@@ -197,9 +197,9 @@ class Streaming:
         open_BxW = held & (window.index < length)
         cost = entropies + self.penalty * jnp.arange(self.width)
         cost = jnp.where(open_BxW, cost, jnp.inf)
-        sure = cost < self.limit
+        below = cost < self.limit
         best = jnp.arange(self.width) == jnp.argmin(cost, axis=1, keepdims=True)
-        return open_BxW & jnp.where(jnp.any(sure, axis=1, keepdims=True), sure, best)
+        return open_BxW & jnp.where(jnp.any(below, axis=1, keepdims=True), below, best)
 
     def _features(
         self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, window: Window
