@@ -28,7 +28,7 @@ from md4_jax.protocols import Batch, Params, Prompt, UserError
 from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.paths import Place
 from md4_jax.samplers.batches import Samples, context_of, cut, draw_samples, make_sampler
-from md4_jax.samplers.live import Asked, Live, Watched
+from md4_jax.samplers.live import Live, Request, SampleState
 from md4_jax.samplers.live_parts import LiveBlocks, watch_windows
 from md4_jax.samplers.steering import Programs, draw_steered
 
@@ -217,7 +217,7 @@ def _steered(
 
 def watched(
     experiment: Experiment, params: Params, prompt: Prompt, programs: dict
-) -> Iterator[Watched]:
+) -> Iterator[SampleState]:
     """Yields the states of the first sample during sampling."""
     options, length = experiment.sample, sample_length(experiment)
     if len(prompt.tokens) != length:
@@ -229,19 +229,19 @@ def watched(
     told = context_of(options, 1, drawn_classes(experiment))
     context = {name: values[0] for name, values in told.items()}
     step, grid, guide = experiment.sampler_step, experiment.grid, experiment.guide
-    asked = Asked(step, grid, options.seed, prompt, context, options.guidance)
+    request = Request(step, grid, options.seed, prompt, context, options.guidance)
     network, blocks, window = experiment.network, experiment.loop, sample_window(experiment)
     own = (network, experiment.mesh, clean_prompts(experiment.config["data"]))
     if sample_block(experiment):
         by_block = programs.setdefault(("live", network, blocks), LiveBlocks(*own, blocks))
-        return by_block.watch(params, asked)
+        return by_block.watch(params, request)
     if guide is not None:
         guided = programs.setdefault(("live", network, guide.key), Live(*own, guide=guide))
-        return guided.watch(guide.beside(params), asked)
+        return guided.watch(guide.beside(params), request)
     live = programs.setdefault(("live", network), Live(*own))
     if window < length:
-        return watch_windows(live, params, asked, window, options.stride)
-    return live.watch(params, asked)
+        return watch_windows(live, params, request, window, options.stride)
+    return live.watch(params, request)
 
 
 def decoded(experiment: Experiment, drawn: Samples) -> list:

@@ -24,7 +24,7 @@ from md4_jax.model.layout import Layout
 from md4_jax.protocols import Params, Prompt, UserError
 from md4_jax.runtime.paths import Place, place
 from md4_jax.samplers import SAMPLERS
-from md4_jax.samplers.live import Watched
+from md4_jax.samplers.live import SampleState
 from md4_jax.samplers.particles import Steered
 
 
@@ -225,7 +225,7 @@ class Model(pickling.Unpickled):
 
     def watch(
         self, prompt: str | Prompt = "", *, sampler: str = "", **options: Any
-    ) -> Iterator[Watched]:
+    ) -> Iterator[SampleState]:
         """Draws only the first sample of `sample` and yields its state after each step.
 
         prompt  text with which the sample begins, or a `Prompt` of tokens at any positions

@@ -138,8 +138,8 @@ def draw_samples(
             keys = row_keys(options.seed, number, np.arange(start, start + size))
             own = rows[local_rows(mesh, size)]
             prompt = Prompt(out[own][:, part], known[own][:, part])
-            told = {name: np.asarray(values)[own] for name, values in context.items()}
-            arguments = (params, step, keys, *to_global((prompt, told), mesh))
+            own_context = {name: np.asarray(values)[own] for name, values in context.items()}
+            arguments = (params, step, keys, *to_global((prompt, own_context), mesh))
             with jax.set_mesh(mesh):
                 compiled = compiled or compile_ahead(sampler.program, *arguments)
                 began = time.perf_counter()

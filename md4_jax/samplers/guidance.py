@@ -44,7 +44,7 @@ def guided(
     if weight == 1.0:
         return network.denoiser(params, context), params["process"]
     if weight == 0.0:
-        return _free(network, params, context, prompt), params["process"]
+        return _unconditional(network, params, context, prompt), params["process"]
     return weighed(network, params, context, weight, prompt)
 
 
@@ -56,17 +56,17 @@ def weighed(
     prompt: Prompt | None = None,
 ) -> tuple[Denoiser, Any]:
     """Returns the same as `guided` with two network calls for any weight, which may be traced."""
-    process, free = params["process"], _free(network, params, context, prompt)
-    told = network.denoiser(params, context)
+    process, uncond = params["process"], _unconditional(network, params, context, prompt)
+    cond = network.denoiser(params, context)
     if process.shows_clean:
-        return both(told, free, functools.partial(combined, weight=weight)), process
-    return both(told, free, lambda *each: jnp.stack(each)), GuidedProcess(process, weight)
+        return both(cond, uncond, functools.partial(combined, weight=weight)), process
+    return both(cond, uncond, lambda *each: jnp.stack(each)), GuidedProcess(process, weight)
 
 
-def _free(
+def _unconditional(
     network: Network, params: Params, context: Mapping[str, Array], prompt: Prompt | None
 ) -> Denoiser:
-    """Returns the denoiser without the label or, if there is no label, without the prompt."""
+    """Returns the unconditional denoiser: without the label or, lacking one, without the prompt."""
     if "label" in context or prompt is None:
         return network.denoiser(params, {k: v for k, v in context.items() if k != "label"})
     mask = jnp.asarray(prompt.mask)
@@ -114,10 +114,10 @@ def calls(weight: float) -> int:
     return 1 if weight in (0.0, 1.0) else 2
 
 
-def combined(told: Array, free: Array, weight: Array | float) -> Array:
-    """Returns w log p(. | y) + (1 - w) log p(.); -inf where one of the two is -inf."""
-    possible = (told > -jnp.inf) & (free > -jnp.inf)
-    return jnp.where(possible, weight * told + (1.0 - weight) * free, -jnp.inf)
+def combined(cond: Array, uncond: Array, weight: Array | float) -> Array:
+    """Returns w log p(. | y) + (1 - w) log p(.) of these two; -inf where one of them is -inf."""
+    possible = (cond > -jnp.inf) & (uncond > -jnp.inf)
+    return jnp.where(possible, weight * cond + (1.0 - weight) * uncond, -jnp.inf)
 
 
 class Derived:
@@ -156,8 +156,8 @@ class GuidedProcess(Derived):
         super().__init__(process, steps)
 
 
-def _rates(told: Array, free: Array, weight: float) -> Array:
-    return rates_of(combined(jnp.log(told), jnp.log(free), weight))
+def _rates(cond: Array, uncond: Array, weight: float) -> Array:
+    return rates_of(combined(jnp.log(cond), jnp.log(uncond), weight))
 
 
 def rates_of(logs: Array) -> Array:
@@ -181,52 +181,57 @@ RULES: dict[str, Callable[[Array, Array, float], Array]] = {
 def _step(
     function: Callable, rule: Callable, weight: Array | float, outputs: Array, *rest
 ) -> Array:
-    told, free = (function(each, *rest) for each in outputs)
-    return rule(told, free, weight)
+    cond, uncond = (function(each, *rest) for each in outputs)
+    return rule(cond, uncond, weight)
 
 
-def both(told: Denoiser, free: Denoiser, join: Callable[[Array, Array], Array]) -> Denoiser:
-    """Combines two denoisers into one with logits join(logits of told, logits of free).
+def both(cond: Denoiser, uncond: Denoiser, join: Callable[[Array, Array], Array]) -> Denoiser:
+    """Combines a conditional and an unconditional denoiser: its logits are join of both logits.
 
     Its features are those of both, concatenated, so that caches and gathers work as before.
     """
 
     def unembed(h: Array) -> Array:
         one, other = jnp.split(h, 2, axis=-1)
-        return join(told.unembed(one), free.unembed(other))
+        return join(cond.unembed(one), uncond.unembed(other))
 
     return Denoiser(
-        _side_by_side(told.features, free.features),
+        _side_by_side(cond.features, uncond.features),
         unembed,
-        Accelerator(told.accelerator.groups, _side_by_side(told.features_at, free.features_at)),
-        _blockwise(told.blocks, free.blocks) if told.blocks and free.blocks else None,
-        lambda count: both(told.repeated(count), free.repeated(count), join),
-        ordered=_ordered(told.ordered, free.ordered) if told.ordered and free.ordered else None,
+        Accelerator(cond.accelerator.groups, _side_by_side(cond.features_at, uncond.features_at)),
+        _if_both(_blockwise, cond.blocks, uncond.blocks),
+        lambda count: both(cond.repeated(count), uncond.repeated(count), join),
+        ordered=_if_both(_ordered, cond.ordered, uncond.ordered),
     )
+
+
+def _if_both(join: Callable, one: Any, other: Any) -> Any:
+    """Returns join(one, other), or None if one of them is missing."""
+    return join(one, other) if one and other else None
 
 
 def _side_by_side(one: Callable, other: Callable) -> Callable:
     return lambda *arguments: jnp.concatenate([one(*arguments), other(*arguments)], axis=-1)
 
 
-def _ordered(told: Ordered, free: Ordered) -> Ordered:
+def _ordered(cond: Ordered, uncond: Ordered) -> Ordered:
     """Combines the functions of both, with a pair of caches."""
 
     def append(*arguments: Any) -> tuple[Array, Any]:
         *read, caches = arguments
-        first, second = told.append(*read, caches[0]), free.append(*read, caches[1])
+        first, second = cond.append(*read, caches[0]), uncond.append(*read, caches[1])
         return jnp.concatenate([first[0], second[0]], axis=-1), (first[1], second[1])
 
     return Ordered(
-        _side_by_side(told.features, free.features),
-        _side_by_side(told.predictions, free.predictions),
-        lambda rows, length: (told.empty_cache(rows, length), free.empty_cache(rows, length)),
+        _side_by_side(cond.features, uncond.features),
+        _side_by_side(cond.predictions, uncond.predictions),
+        lambda rows, length: (cond.empty_cache(rows, length), uncond.empty_cache(rows, length)),
         append,
-        told.padding,
+        cond.padding,
     )
 
 
-def _blockwise(told: Blockwise, free: Blockwise) -> Blockwise:
+def _blockwise(cond: Blockwise, uncond: Blockwise) -> Blockwise:
     """Combines the functions of both, with a pair of caches."""
 
     def of_both(one: Callable, other: Callable) -> Callable:
@@ -237,23 +242,23 @@ def _blockwise(told: Blockwise, free: Blockwise) -> Blockwise:
         return append
 
     def following(caches: tuple[Any, Any]) -> tuple[Array, Array]:
-        one, follows = told.following(caches[0])
-        return jnp.concatenate([one, free.following(caches[1])[0]], axis=-1), follows
+        one, follows = cond.following(caches[0])
+        return jnp.concatenate([one, uncond.following(caches[1])[0]], axis=-1), follows
 
     def around(z: Array, t: Array, begin: Array, caches: Any) -> tuple[Array, Any]:
-        one, first = told.around(z, t, begin, caches and caches[0])
-        other, second = free.around(z, t, begin, caches and caches[1])
+        one, first = cond.around(z, t, begin, caches and caches[0])
+        other, second = uncond.around(z, t, begin, caches and caches[1])
         return jnp.concatenate([one, other], axis=-1), (first, second)
 
     def beginning(caches: tuple[Any, Any], first: Array) -> tuple[Any, Any]:
-        return told.beginning(caches[0], first), free.beginning(caches[1], first)
+        return cond.beginning(caches[0], first), uncond.beginning(caches[1], first)
 
     return Blockwise(
-        _side_by_side(told.features, free.features) if told.features and free.features else None,
-        lambda rows, window: (told.empty_cache(rows, window), free.empty_cache(rows, window)),
-        of_both(told.append_block, free.append_block),
-        around if told.around and free.around else None,
-        following if told.following and free.following else None,
-        of_both(told.read_block, free.read_block) if told.read_block and free.read_block else None,
-        beginning=beginning if told.beginning and free.beginning else None,
+        _if_both(_side_by_side, cond.features, uncond.features),
+        lambda rows, window: (cond.empty_cache(rows, window), uncond.empty_cache(rows, window)),
+        of_both(cond.append_block, uncond.append_block),
+        around if cond.around and uncond.around else None,
+        following if cond.following and uncond.following else None,
+        _if_both(of_both, cond.read_block, uncond.read_block),
+        beginning=beginning if cond.beginning and uncond.beginning else None,
     )

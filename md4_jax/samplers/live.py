@@ -22,7 +22,7 @@ from md4_jax.samplers.guidance import calls, guided, weighed, with_clean_prompt
 from md4_jax.samplers.transforms import Transform
 
 
-class Watched(NamedTuple):
+class SampleState(NamedTuple):
     """State of one sample.
 
     step         number of steps taken
@@ -41,7 +41,7 @@ class Watched(NamedTuple):
     settled: int = 0
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """Request for one sample: its sampler, grid, seed, prompt [L], context {name: []}, guidance."""
 
     step: SamplerStep
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
     guidance: float
 
 
-class Told(NamedTuple):
+class Inputs(NamedTuple):
     """Arguments from which a denoiser is made.
 
     context  inputs of the network, {name: [B]}
@@ -75,9 +75,9 @@ class Run(NamedTuple):
     prompt  of the text or the block, [B, L]
     """
 
-    asked: Asked
+    request: Request
     params: Params
-    told: Told
+    inputs: Inputs
     kind: float | None
     keys: Array
     prompt: Prompt
@@ -109,18 +109,18 @@ class Live:
         self._pass = jit(self._one_pass, mesh, network, static_argnames=("kind", "capacity"))
 
     def program(self, function: Callable) -> Callable:
-        """Compiles a function; (denoiser, process) are replaced by (params, told) and kind=."""
+        """Compiles a function; (denoiser, process) are replaced by (params, inputs) and kind=."""
 
-        def bound(params: Params, told: Told, *rest, kind: Any):
-            return function(*self._bound(params, told, kind), *rest)
+        def bound(params: Params, inputs: Inputs, *rest, kind: Any):
+            return function(*self._bound(params, inputs, kind), *rest)
 
         return jit(bound, self.mesh, self._network, static_argnames="kind")
 
     def _stepping(self, function: Callable) -> Callable:
         """Compiles a function of (denoiser, process, step, ...), guided by a classifier if any."""
 
-        def bound(params: Params, told: Told, step: SamplerStep, *rest, kind: Any):
-            denoiser, process = self._bound(params, told, kind)
+        def bound(params: Params, inputs: Inputs, step: SamplerStep, *rest, kind: Any):
+            denoiser, process = self._bound(params, inputs, kind)
             if self._guide is not None:
                 denoiser, process, step = self._guide.guided(params, denoiser, process, step)
             return function(denoiser, process, step, *rest)
@@ -128,69 +128,70 @@ class Live:
         return jit(bound, self.mesh, self._network, static_argnames="kind")
 
     def _one_pass(
-        self, params: Params, told: Told, transform: Transform, *rest, kind: Any, **options
+        self, params: Params, inputs: Inputs, transform: Transform, *rest, kind: Any, **options
     ) -> reveal.Drawing:
         """Calls `reveal.one_pass`, guided if there is a classifier."""
-        denoiser, process = self._bound(params, told, kind)
+        denoiser, process = self._bound(params, inputs, kind)
         if self._guide is not None:
             denoiser, transform = self._guide.raised(params, denoiser, process, transform)
         return reveal.one_pass(denoiser, transform, *rest, **options)
 
-    def _bound(self, params: Params, told: Told, kind: Any) -> tuple[Denoiser, Any]:
+    def _bound(self, params: Params, inputs: Inputs, kind: Any) -> tuple[Denoiser, Any]:
         """Makes denoiser and process from their arguments."""
         make = weighed if kind is None else guided
-        weight = told.weight if kind is None else kind
-        denoiser, process = make(self._network, params, told.context, weight, told.prompt)
+        weight = inputs.weight if kind is None else kind
+        denoiser, process = make(self._network, params, inputs.context, weight, inputs.prompt)
         if self._clean_prompts:
-            denoiser = with_clean_prompt(denoiser, process, told.prompt)
-        if told.text is not None:
-            denoiser, moved, _ = after_prompts(denoiser, told.prompt, self._blocks.block)
-            denoiser = self._blocks.within(denoiser, process, told.text, moved)
+            denoiser = with_clean_prompt(denoiser, process, inputs.prompt)
+        if inputs.text is not None:
+            denoiser, moved, _ = after_prompts(denoiser, inputs.prompt, self._blocks.block)
+            denoiser = self._blocks.within(denoiser, process, inputs.text, moved)
         return denoiser, process
 
-    def run(self, params: Params, asked: Asked, window: int = 0) -> Run:
+    def run(self, params: Params, request: Request, window: int = 0) -> Run:
         """Returns the arguments of the programs for a request, or for a window of a long text."""
         rows = batch_shards(self.mesh)
-        whole = Prompt(*(np.repeat(x[None], rows, axis=0) for x in asked.prompt))
-        context = {name: np.repeat([value], rows) for name, value in asked.context.items()}
-        keys = row_keys(asked.seed, window, np.arange(rows))
+        whole = Prompt(*(np.repeat(x[None], rows, axis=0) for x in request.prompt))
+        context = {name: np.repeat([value], rows) for name, value in request.context.items()}
+        keys = row_keys(request.seed, window, np.arange(rows))
         prompt, context = to_global((whole, context), self.mesh)
-        weight = float(asked.guidance)
+        weight = float(request.guidance)
         kind = weight if weight in (0.0, 1.0) else None
-        return Run(asked, params, Told(context, jnp.float32(weight), prompt), kind, keys, prompt)
+        inputs = Inputs(context, jnp.float32(weight), prompt)
+        return Run(request, params, inputs, kind, keys, prompt)
 
     def watch(
-        self, params: Params, asked: Asked, window: int = 0, of: int = 0
-    ) -> Iterator[Watched]:
+        self, params: Params, request: Request, window: int = 0, of: int = 0
+    ) -> Iterator[SampleState]:
         """Yields the states of sample 0 of `loop.sample`, beginning before the first step.
 
         window  index of the window of a long text
         of      total number of steps to report; 0: the number for this text
         """
-        run = self.run(params, asked, window)
+        run = self.run(params, request, window)
         with jax.set_mesh(self.mesh):
-            first = fold_keys(run.keys, jnp.int32(len(asked.grid)))
-            chain = self._start(params["process"], asked.step, run.prompt, first)
+            first = fold_keys(run.keys, jnp.int32(len(request.grid)))
+            chain = self._start(params["process"], request.step, run.prompt, first)
         for state, _ in self.states(run, chain, of):
             yield state
 
-    def states(self, run: Run, chain: Chain, of: int = 0) -> Iterator[tuple[Watched, Chain]]:
+    def states(self, run: Run, chain: Chain, of: int = 0) -> Iterator[tuple[SampleState, Chain]]:
         """Yields the states from the chain at t = 1 on, each with its chain."""
-        step = run.asked.step
+        step = run.request.step
         by_schedule = reveal.has_schedule(step, run.params["process"])
         if self._guide is not None:  # reveals depend on the network
             by_schedule = by_schedule and isinstance(step, RevealsInOrder)
         return (self._by_schedule if by_schedule else self._step_by_step)(run, chain, of)
 
-    def _step_by_step(self, run: Run, chain: Chain, of: int) -> Iterator[tuple[Watched, Chain]]:
-        grid, step, each = run.asked.grid, run.asked.step, calls(run.asked.guidance)
-        own, last = (run.params, run.told, step), len(grid) - 1
+    def _step_by_step(self, run: Run, chain: Chain, of: int) -> Iterator[tuple[SampleState, Chain]]:
+        grid, step, each = run.request.grid, run.request.step, calls(run.request.guidance)
+        own, last = (run.params, run.inputs, step), len(grid) - 1
         count, taken = rounds_of(step, chain.z.shape[1], last), 0
         first_keys, end_keys = run.keys, fold_keys(run.keys, 0)
 
-        def seen(taken: int) -> Watched:
+        def seen(taken: int) -> SampleState:
             z, confidence, used = (x[0] for x in to_host((chain.z, chain.confidence, chain[3])))
-            return Watched(taken, of or count, z, confidence, each * int(used))
+            return SampleState(taken, of or count, z, confidence, each * int(used))
 
         yield seen(0), chain
         while taken < count:
@@ -212,31 +213,31 @@ class Live:
                     chain = self._finish(*own, chain, *rest, kind=run.kind)
             yield seen(taken), chain
 
-    def _by_schedule(self, run: Run, chain: Chain, of: int) -> Iterator[tuple[Watched, Chain]]:
-        asked, process = run.asked, run.params["process"]
-        count, length = len(asked.grid) - 1, chain.z.shape[1]
-        most = reveal.capacity_of(asked.step, process, asked.grid, length)
+    def _by_schedule(self, run: Run, chain: Chain, of: int) -> Iterator[tuple[SampleState, Chain]]:
+        request, process = run.request, run.params["process"]
+        count, length = len(request.grid) - 1, chain.z.shape[1]
+        most = reveal.capacity_of(request.step, process, request.grid, length)
         # Few capacities, so that few programs are compiled; tokens do not depend on it.
         most = min(length, 2 ** (most - 1).bit_length())
         with jax.set_mesh(self.mesh):
-            grid, own = jnp.asarray(asked.grid), fold_keys(run.keys, count)
-            passes = self._plan(process, asked.step, chain, grid, own, capacity=most)
+            grid, own = jnp.asarray(request.grid), fold_keys(run.keys, count)
+            passes = self._plan(process, request.step, chain, grid, own, capacity=most)
         state = reveal.begin(chain)
         number, rounds, evaluations = (to_host(x)[0] for x in passes[3:])
         taken = [int(rounds[number == k][0]) + 1 for k in range(evaluations)]
-        count = of or rounds_of(asked.step, length, count)
-        each, keys = calls(asked.guidance), fold_keys(run.keys, len(asked.grid) + 1)
+        count = of or rounds_of(request.step, length, count)
+        each, keys = calls(request.guidance), fold_keys(run.keys, len(request.grid) + 1)
         done = chain.evaluations + passes.count
-        yield Watched(0, count, *(x[0] for x in to_host(state[2:])), 0), chain
+        yield SampleState(0, count, *(x[0] for x in to_host(state[2:])), 0), chain
         for k, at in enumerate(taken):
             with jax.set_mesh(self.mesh):
                 state = self._pass(
-                    run.params, run.told, asked.step.transform, passes, state,
+                    run.params, run.inputs, request.step.transform, passes, state,
                     keys=keys, kind=run.kind, capacity=most,
                 )  # fmt: skip
             z, confidence = (x[0] for x in to_host(state[2:]))
             chain = Chain(state.z, chain.prompt_mask, state.confidence, done)
-            yield Watched(min(at, count), count, z, confidence, each * (k + 1)), chain
+            yield SampleState(min(at, count), count, z, confidence, each * (k + 1)), chain
 
 
 def _start(process: Any, step: SamplerStep, prompt: Prompt, keys: Array) -> Chain:

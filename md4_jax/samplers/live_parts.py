@@ -15,7 +15,7 @@ from md4_jax.samplers.batches import windows
 from md4_jax.samplers.blocks import Blocks, Text
 from md4_jax.samplers.chain import Chain, SamplerStep, rounds_of
 from md4_jax.samplers.guidance import calls
-from md4_jax.samplers.live import Asked, Live, Run, Watched
+from md4_jax.samplers.live import Live, Request, Run, SampleState
 from md4_jax.samplers.loop import put_prompt
 
 
@@ -28,43 +28,43 @@ class LiveBlocks:
             self._live.program(function) for function in (self._begun, self._opened, self._closed)
         )
 
-    def watch(self, params: Params, asked: Asked) -> Iterator[Watched]:
+    def watch(self, params: Params, request: Request) -> Iterator[SampleState]:
         """Yields the states of sample 0 of `Blocks`, beginning before the first step."""
-        run, size = self._live.run(params, asked), self._blocks.block
+        run, size = self._live.run(params, request), self._blocks.block
         text, moved, shift = self._call(self._begin, run)
         count, shift = moved.shape[1] // size, int(to_host(shift)[0])
-        rounds = rounds_of(asked.step, size, len(asked.grid) - 1)
-        path = _Path(asked.prompt, self._blocks.unseen(params["process"]), count, rounds)
-        each = calls(asked.guidance)
+        rounds = rounds_of(request.step, size, len(request.grid) - 1)
+        path = _Path(request.prompt, self._blocks.unseen(params["process"]), count, rounds)
+        each = calls(request.guidance)
         for b in range(count):
             keys = fold_keys(run.keys, b)
-            first = fold_keys(keys, len(asked.grid))
-            text, chain, prompt = self._call(self._open, run, asked.step, text, first)
+            first = fold_keys(keys, len(request.grid))
+            text, chain, prompt = self._call(self._open, run, request.step, text, first)
             used = each * (int(to_host(text.evaluations)[0]) + self._blocks.dual_cache)
-            own = run._replace(keys=keys, told=run.told._replace(text=text), prompt=prompt)
+            own = run._replace(keys=keys, inputs=run.inputs._replace(text=text), prompt=prompt)
             for state, now in self._block(own, chain, rounds):
                 yield from path.put(b, b * size - shift, state, used)
                 chain = now
             text = self._call(self._close, run, text, chain)
             if to_host(text.ended)[0]:
                 break
-        here = slice(shift, shift + len(asked.prompt.tokens))
+        here = slice(shift, shift + len(request.prompt.tokens))
         z, confidence, used = (to_host(x)[0] for x in (text.z, text.confidence, text.evaluations))
         seen = z[here], confidence[here]
-        yield Watched(path.of, path.of, *seen, each * int(used), len(asked.prompt.tokens))
+        yield SampleState(path.of, path.of, *seen, each * int(used), len(request.prompt.tokens))
 
-    def _block(self, run: Run, chain: Chain, rounds: int) -> Iterator[tuple[Watched, Chain]]:
+    def _block(self, run: Run, chain: Chain, rounds: int) -> Iterator[tuple[SampleState, Chain]]:
         """Yields the states of a block; a given block has one state and no evaluation."""
         if not to_host(chain.prompt_mask)[0].all():
             yield from self._live.states(run, chain, rounds)
             return
         chain = put_prompt(chain, run.prompt.tokens)
         z, confidence = (to_host(x)[0] for x in (chain.z, chain.confidence))
-        yield Watched(0, rounds, z, confidence, 0), chain
+        yield SampleState(0, rounds, z, confidence, 0), chain
 
     def _call(self, program: Callable, run: Run, *rest: Any) -> Any:
         with jax.set_mesh(self._live.mesh):
-            return program(run.params, run.told, *rest, run.prompt, kind=run.kind)
+            return program(run.params, run.inputs, *rest, run.prompt, kind=run.kind)
 
     def _begun(self, denoiser: Denoiser, process: Any, prompt: Prompt) -> tuple[Text, Array, Array]:
         denoiser, moved, shift = after_prompts(denoiser, prompt, self._blocks.block)
@@ -86,22 +86,22 @@ class LiveBlocks:
 
 
 def watch_windows(
-    live: Live, params: Params, asked: Asked, window: int, stride: int
-) -> Iterator[Watched]:
+    live: Live, params: Params, request: Request, window: int, stride: int
+) -> Iterator[SampleState]:
     """Yields the states of sample 0 of `draw_samples`, window by window."""
-    tokens, known = (np.array(x) for x in asked.prompt)
+    tokens, known = (np.array(x) for x in request.prompt)
     parts = list(windows(len(tokens), window, stride))
-    rounds = rounds_of(asked.step, window, len(asked.grid) - 1)
-    path, used = _Path(asked.prompt, -1, len(parts), rounds), 0
+    rounds = rounds_of(request.step, window, len(request.grid) - 1)
+    path, used = _Path(request.prompt, -1, len(parts), rounds), 0
     for number, part in enumerate(parts):
-        own = asked._replace(prompt=Prompt(tokens[part], known[part]))
+        own = request._replace(prompt=Prompt(tokens[part], known[part]))
         stays = path.confidence[part].copy()
         for state in live.watch(params, own, number, rounds):
             confidence = np.where(known[part], stays, state.confidence)
             yield from path.put(number, part.start, state._replace(confidence=confidence), used)
         tokens[part], known[part] = state.z, True
         used += state.evaluations
-    yield Watched(path.of, path.of, path.z, path.confidence, used, len(tokens))
+    yield SampleState(path.of, path.of, path.z, path.confidence, used, len(tokens))
 
 
 class _Path:
@@ -112,7 +112,7 @@ class _Path:
         self.confidence = prompt.mask.astype(np.float32)
         self.of, self._rounds = parts * (rounds + 1) - 1, rounds
 
-    def put(self, number: int, begin: int, part: Watched, used: int) -> Iterator[Watched]:
+    def put(self, number: int, begin: int, part: SampleState, used: int) -> Iterator[SampleState]:
         """Writes a state of a part, which may extend beyond the text, and yields the text.
 
         The last state is not yielded; the caller yields it once it knows where the text ends.
@@ -126,4 +126,4 @@ class _Path:
         if step < self.of:
             evaluations = used + part.evaluations
             seen = self.z.copy(), self.confidence.copy()
-            yield Watched(step, self.of, *seen, evaluations, here.start)
+            yield SampleState(step, self.of, *seen, evaluations, here.start)

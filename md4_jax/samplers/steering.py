@@ -171,8 +171,8 @@ def draw_steered(
         rows = np.minimum(np.arange(start, start + size), total - 1)
         keys = row_keys(options.seed, 0, np.arange(start, start + size))
         own = np.repeat(rows, particles)[local_rows(programs.mesh, size * particles)]
-        told = {name: np.asarray(values)[own] for name, values in context.items()}
-        given = (Prompt(tokens[own], mask[own]), told)
+        own_context = {name: np.asarray(values)[own] for name, values in context.items()}
+        given = (Prompt(tokens[own], mask[own]), own_context)
         found.append(_batch(programs, params, step, given, keys, steering))
     out, evaluations, how, seconds = zip(*found, strict=True)
     out, evaluations = np.concatenate(out)[:total], np.concatenate(evaluations)[:total]

@@ -25,7 +25,7 @@ from md4_jax.samplers.batches import draw_samples, make_sampler
 from md4_jax.samplers.blocks import Blocks
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.guidance import calls, guided
-from md4_jax.samplers.live import Asked, Live
+from md4_jax.samplers.live import Live, Request
 from md4_jax.samplers.loop import sample
 from md4_jax.samplers.particles import SteeringOptions
 from md4_jax.samplers.steering import Programs, Steering, draw_steered
@@ -479,6 +479,6 @@ def test_a_live_sample_shows_the_prompt_clean_too():
     assert (found[True] != found[False]).any()
     for is_clean, expected in found.items():
         live = Live(network, MESH, is_clean)
-        asked = Asked(step, grid, options.seed, given, {}, 1.0)
-        *_, last = live.watch(params, asked)
+        request = Request(step, grid, options.seed, given, {}, 1.0)
+        *_, last = live.watch(params, request)
         assert (last.z == expected[0]).all()
