@@ -60,7 +60,7 @@ NEVER = np.iinfo(np.int32).max
 class SamplerStep(Protocol):
     """One reverse step from time t to s < t, for processes with the capabilities in `needs`.
 
-    transform  temperature, top-k and top-p of each drawn token
+    transform  `Transform` of the logits of each drawn token: temperature, top-k and top-p
     level      the constant time of a chain whose time does not change (`metropolis`); else None
     """
 
@@ -120,7 +120,7 @@ class Caches(SamplerStep, Protocol):
 
 @runtime_checkable
 class ReadsParts(Caches, Protocol):
-    """A step that takes as many evaluations as the outputs ask for, and reads a part in each."""
+    """A step that reads part of the text in each evaluation, as often as the outputs demand."""
 
     def positions_each(self, length: int) -> int:
         """Returns how many positions of a text of this length an evaluation reads."""
@@ -175,9 +175,9 @@ class GoesOn(Finishes, Protocol):
         """Returns the chain without noise; taken: number of further steps before this call."""
 
     def rounds(self, length: int, steps: int) -> int:
-        """Returns the number of steps that a path shows: the grid's, and further ones of a text.
+        """Returns the number of steps that a path shows: the grid's, and further ones.
 
-        If a text takes more of them, its path ends with what all the others make of it.
+        If a text takes more steps, the last frame of its path shows the state after all of them.
         """
 
     def left(self, process: Any, z: Array) -> Array:

@@ -83,7 +83,7 @@ class Insert:
 
 
 def allowed(process: Grows, chain: Chain) -> Array:
-    """Marks the gaps after the prompt and up to the end of the text, bool [B, L + 1]."""
+    """Marks the gaps in which tokens may be inserted: after the prompt, bool [B, L + 1]."""
     gap = jnp.arange(chain.z.shape[1] + 1)
     count = jnp.sum(chain.z != process.absent_id, axis=1, keepdims=True)
     given = jnp.sum(chain.prompt_mask, axis=1, keepdims=True)

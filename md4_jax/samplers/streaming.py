@@ -122,11 +122,11 @@ class Streaming:
         return self.cached and denoiser.ordered.append is not None
 
     def positions_each(self, length: int) -> int:
-        """Returns how many positions an evaluation reads: new tokens of the prefix, the window."""
+        """Returns how many positions an evaluation reads: the window, and new tokens before it."""
         return 2 * self.width
 
     def positions_read(self, process: RevealsMasks, grid: np.ndarray, length: int) -> float:
-        """Returns how many positions are read if each evaluation reveals one token, as at most."""
+        """Returns how many positions are read if each evaluation reveals one token: the most."""
         return float(length * self.positions_each(length))
 
     def rounds(self, length: int, steps: int) -> int:
@@ -142,7 +142,8 @@ class Streaming:
     ) -> Chain:
         """Takes a step with the keys of `finish`, if masks are left.
 
-        A plan counts one for each position, and none of the grid's, which may be skipped.
+        `--mode plan` counts one such step for each position, and none of the grid, since those
+        may be skipped.
         """
         return self._draw(denoiser, process, chain, fold_keys(keys, number))
 
