@@ -7,7 +7,6 @@ padding, and its last block uses max pooling. Weights have the names of pytorch-
 """
 
 import functools
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -17,10 +16,11 @@ import numpy as np
 
 from md4_jax.data import hub
 from md4_jax.protocols import Array, UserError
+from md4_jax.runtime.paths import place
+from md4_jax.runtime.tensors import Tensors
 
 SIDE = 299
 EPSILON = 1e-3  # of the batch norms
-TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64}
 # Names of layers -> (stride, padding), if not stride 1 and "same" padding.
 VALID = {
     "Conv2d_1a_3x3": 2, "Conv2d_2a_3x3": 1, "Conv2d_4a_3x3": 1, "Mixed_6a.branch3x3": 2,
@@ -40,30 +40,13 @@ def loaded(name: str) -> dict[str, np.ndarray]:
                 "OWNER/NAME/FILE of the hub"
             )
         path = hub.model_file(f"{parts[0]}/{parts[1]}", parts[2])
-    found = read_safetensors(path)
+    found = dict(Tensors(place(path.parent, "features.weights"), only=path.name))
     if "Mixed_7c.branch_pool.conv.weight" not in found:
         raise UserError(
             f"features.weights={name} has no Mixed_7c.branch_pool.conv.weight: it must hold the "
             "Inception network with the names of pytorch-fid (docs/quality.md)"
         )
     return found
-
-
-def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Reads a safetensors file: the header's length in 8 bytes, a JSON header, then the arrays."""
-    data = np.memmap(path, np.uint8, "r")
-    try:
-        begin = 8 + int(data[:8].view("<u8")[0])
-        header = json.loads(data[8:begin].tobytes())
-        return {
-            name: data[begin:][slice(*entry["data_offsets"])]
-            .view(TYPES[entry["dtype"]])
-            .reshape(entry["shape"])
-            for name, entry in header.items()
-            if name != "__metadata__"
-        }
-    except (ValueError, KeyError, IndexError) as error:
-        raise UserError(f"{path} is not a complete safetensors file: {error}") from error
 
 
 @jax.jit

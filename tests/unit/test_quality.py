@@ -208,18 +208,21 @@ def written(path, tensors: dict[str, np.ndarray]):
 
 
 def test_weights_are_read_and_wrong_files_are_named(tmp_path):
-    tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}
+    known = "Mixed_7c.branch_pool.conv.weight"
+    tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), known: np.ones(2, np.float32)}
     path = written(tmp_path / "w.safetensors", tensors)
-    found = inception.read_safetensors(path)
+    found = inception.loaded(str(path))
+    assert found.keys() == tensors.keys()
     for name, value in tensors.items():
         np.testing.assert_array_equal(found[name], value)
-    with pytest.raises(UserError, match=r"has no Mixed_7c.branch_pool.conv.weight"):
-        inception.loaded(str(path))
+    other = written(tmp_path / "other.safetensors", {"a": tensors["a"]})
+    with pytest.raises(UserError, match=f"has no {known}"):
+        inception.loaded(str(other))
     with pytest.raises(UserError, match="there is no such file, and it is not an OWNER/NAME/FILE"):
         inception.loaded("nowhere.safetensors")
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(UserError, match="is not a complete safetensors file"):
-        inception.read_safetensors(path)
+    other.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(UserError, match="other.safetensors is cut short: it has"):
+        inception.loaded(str(other))
 
 
 def test_a_run_compares_samples_with_the_split_and_keeps_its_features(monkeypatch, tmp_path):
