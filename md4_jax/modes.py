@@ -292,8 +292,8 @@ def _evaluated(
     """
     step, params = averaged
     _say(f"\nevaluating step {step}: {', '.join(suite.in_order(names))} ...")
-    told = eval_report.learned(params["process"], experiment.domain)
-    if told:
-        _say(told)
+    lines = eval_report.learned(params["process"], experiment.domain)
+    if lines:
+        _say(lines)
     for name, result in suite.run(names, params, step, _say):
         keep({"eval": name, "step": step, **result})

@@ -96,9 +96,9 @@ class FrechetDistance(OnSplit):
         asked = dataclasses.replace(experiment.sample, num=self.num, trace=False)
         length = rows.shape[1]
         blank = Prompt(np.zeros(length, np.int32), np.zeros(length, bool))
-        told = {"label": np.resize(labels, self.num)} if self.labels else None
+        inputs = {"label": np.resize(labels, self.num)} if self.labels else None
         drawn = drawn_samples(
-            experiment._replace(sample=asked), params, context.programs, [blank], context=told
+            experiment._replace(sample=asked), params, context.programs, [blank], context=inputs
         )
         if jax.process_index() != 0:
             return {}

@@ -76,8 +76,8 @@ class Path:
 
         def reveals(z: Array, t: Array, s: Array | None) -> tuple[Array, Array]:
             here = chain._replace(z=z)
-            told = jnp.full(len(z), t) if s is None else self.step.time(process, here, t)
-            logits, chosen = denoiser(z, told), process.is_noise(z) & batch.loss_mask
+            time = jnp.full(len(z), t) if s is None else self.step.time(process, here, t)
+            logits, chosen = denoiser(z, time), process.is_noise(z) & batch.loss_mask
             if s is not None:
                 chosen &= self.step.reveals(process, here, logits, s, t)
             nats = token_nats(self.step.transform(logits), x)

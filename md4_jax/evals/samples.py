@@ -102,8 +102,8 @@ def _written(
         path = writers.write_pictures(directory, context.step, domain, drawn, prompts)
         return path, {"picture": str(path)}
     texts, facts = decoded(experiment, drawn), writers.record(experiment)
-    told = context_of(experiment.sample, len(texts), drawn_classes(experiment))
-    own = writers.of_rows(experiment, told.get("label"))
+    inputs = context_of(experiment.sample, len(texts), drawn_classes(experiment))
+    own = writers.of_rows(experiment, inputs.get("label"))
     path = writers.write_samples(directory, context.step, texts, drawn, facts, own)
     context.say(f"{context.name}:\n{path.read_text(encoding='utf-8')}")
     return path, {"texts": str(path)}
@@ -226,8 +226,8 @@ def watched(
     check_guided(experiment)
     if experiment.network.gaps:
         check_beginnings([prompt])
-    told = context_of(options, 1, drawn_classes(experiment))
-    context = {name: values[0] for name, values in told.items()}
+    inputs = context_of(options, 1, drawn_classes(experiment))
+    context = {name: values[0] for name, values in inputs.items()}
     step, grid, guide = experiment.sampler_step, experiment.grid, experiment.guide
     request = Request(step, grid, options.seed, prompt, context, options.guidance)
     network, blocks, window = experiment.network, experiment.loop, sample_window(experiment)
@@ -266,8 +266,8 @@ def _judged(
     data = dataclasses.replace(judge.data, windows="grid")
     batches = Corpus(None, judge.domain, data).batches_of(tokens, **rows)
     if judge.config["network"].get("classes", 0):
-        told = context_of(experiment.sample, len(tokens), drawn_classes(experiment))
-        batches = with_context(batches, told, **rows)
+        inputs = context_of(experiment.sample, len(tokens), drawn_classes(experiment))
+        batches = with_context(batches, inputs, **rows)
     result = dataclasses.replace(bound, limit=0).of_batches(
         judge, its_params, batches, context.programs
     )
@@ -276,12 +276,12 @@ def _judged(
 
 def with_context(
     batches: Iterator[Batch],
-    told: Mapping[str, np.ndarray],
+    inputs: Mapping[str, np.ndarray],
     batch_size: int,
     rows: np.ndarray,
 ) -> Iterator[Batch]:
     """Adds the context {name: [N, ...]} of N sequences, in order, to their batches."""
     for number, batch in enumerate(batches):
         here = number * batch_size + rows
-        own = {name: x[np.minimum(here, len(x) - 1)] for name, x in told.items()}
+        own = {name: x[np.minimum(here, len(x) - 1)] for name, x in inputs.items()}
         yield batch._replace(context={**batch.context, **own})

@@ -25,17 +25,17 @@ class Failures:
     def __init__(self):
         self.found: dict[str, tuple[int, int, str]] = {}
 
-    def add(self, name: str, step: int, told: str) -> None:
-        """Counts a failure at a step; told: what and why, for the user."""
-        self.found[name] = (self.found.get(name, (0,))[0] + 1, step, told)
+    def add(self, name: str, step: int, why: str) -> None:
+        """Counts a failure at a step; why: the failure in words, for the user."""
+        self.found[name] = (self.found.get(name, (0,))[0] + 1, step, why)
 
     def lines(self, workdir: Place) -> str:
         """Returns a warning for each evaluator, with the command that runs it again."""
         again = f"python -m md4_jax --workdir {shlex.quote(str(workdir))} --mode eval --evals"
         return "".join(
-            f"\nwarning: {told}\n  Evaluations that failed: {times}, the last at step {step}. When "
+            f"\nwarning: {why}\n  Evaluations that failed: {times}, the last at step {step}. When "
             f"the cause is removed, evaluate the newest checkpoint:\n  {again} {name}"
-            for name, (times, step, told) in self.found.items()
+            for name, (times, step, why) in self.found.items()
         )
 
 
@@ -180,7 +180,7 @@ class Suite:
                     raise error
                 failed[name] = error
                 if number < len(order):
-                    say(f"failed, and {order[number]} is next: {told_of(name, error)}")
+                    say(f"failed, and {order[number]} is next: {failure_text(name, error)}")
             elif result is not None:
                 earlier[name] = result
                 yield name, result
@@ -213,8 +213,8 @@ def _joined(failed: Mapping[str, Exception]) -> Exception:
 
     A fault of the program is returned unchanged, with this text as a note.
     """
-    told = [told_of(*item) for item in failed.items()]
-    text = told[0] if len(told) == 1 else f"{len(told)} evaluators failed:\n" + "\n".join(told)
+    reasons = [failure_text(*item) for item in failed.items()]
+    text = f"{len(reasons)} evaluators failed:\n" * (len(reasons) > 1) + "\n".join(reasons)
     for error in failed.values():
         if cause(error) is None:
             error.add_note(text)
@@ -222,7 +222,7 @@ def _joined(failed: Mapping[str, Exception]) -> Exception:
     return UserError(text)
 
 
-def told_of(name: str, error: Exception) -> str:
-    """Returns the name of an evaluator and why it failed."""
+def failure_text(name: str, error: Exception) -> str:
+    """Describes why an evaluator failed, after its name."""
     said = cause(error) or f"{type(error).__name__}: {error}"
     return said if said.startswith(f"evals.{name}") else f"evals.{name}: {said}"

@@ -114,7 +114,7 @@ def _sample(experiment: Experiment) -> Plan:
     keys = jax.ShapeDtypeStruct(
         keys.shape, keys.dtype, sharding=NamedSharding(experiment.mesh, P())
     )
-    prompt, told = jax.tree.map(
+    prompt, inputs = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split),
         (first, context_of(experiment.sample, rows, drawn_classes(experiment))),
     )
@@ -127,7 +127,7 @@ def _sample(experiment: Experiment) -> Plan:
     if guide is not None:
         flops = math.nan  # the formula is of one network
         params = guide._replace(params=_replicated(guide.params, experiment)).beside(params)
-    arguments = (params, experiment.sampler_step, keys, prompt, told)
+    arguments = (params, experiment.sampler_step, keys, prompt, inputs)
     window = _compiled(experiment, sampler.program, flops, *arguments, rounds=steps)
     received = {kind: (count * n, count * size) for kind, (n, size) in window.collectives.items()}
     return window._replace(

@@ -251,9 +251,9 @@ def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
     keys = jax.random.split(jax.random.key(0), rows)
     mine = len(local_rows(experiment.mesh, rows))
     prompts = to_global(sample_prompts(experiment, mine), experiment.mesh)
-    told = context_of(experiment.sample, mine, drawn_classes(experiment))
-    told = to_global(told, experiment.mesh)
-    arguments = [(params, experiment.sampler_step, keys, prompt, told) for prompt in prompts]
+    inputs = context_of(experiment.sample, mine, drawn_classes(experiment))
+    inputs = to_global(inputs, experiment.mesh)
+    arguments = [(params, experiment.sampler_step, keys, prompt, inputs) for prompt in prompts]
     with jax.set_mesh(experiment.mesh):
         compiled, facts = _compiled(sampler.program, *arguments[0])
 

@@ -59,12 +59,12 @@ def _text(experiment: Experiment, corpus: Corpus, sequences: int) -> Batch:
     batches = []
     for first, batch in zip(firsts, corpus.training_in_order(**rows), strict=False):
         asked = batch.loss_mask & (first + rows["rows"] < sequences)[:, None]
-        batches.append(_told(batch)._replace(loss_mask=asked))
+        batches.append(_readable(batch)._replace(loss_mask=asked))
     text = jax.tree.map(lambda *x: np.stack(x, axis=1), *batches)
     return to_global(text, experiment.mesh)
 
 
-def _told(batch: Batch) -> Batch:
+def _readable(batch: Batch) -> Batch:
     """Returns the parts of a batch that the tables read."""
     context = {name: x for name, x in batch.context.items() if name == "segments"}
     tokens = batch.tokens.astype(np.uint16 if batch.tokens.max() < 2**16 else np.int32)
@@ -76,7 +76,7 @@ def _all(experiment: Experiment, corpus: Corpus, sequences: int) -> Batch:
     at_once = np.arange(max(1, AT_ONCE // experiment.data.length))
     batches = corpus.training_in_order(batch_size=len(at_once), rows=at_once)
     batches = list(itertools.islice(batches, -(-sequences // len(at_once))))
-    return jax.tree.map(lambda *x: np.concatenate(x)[:sequences], *(_told(b) for b in batches))
+    return jax.tree.map(lambda *x: np.concatenate(x)[:sequences], *(_readable(b) for b in batches))
 
 
 def _say(text: str) -> None:

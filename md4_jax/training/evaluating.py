@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import jax
 
-from md4_jax.evals.suite import Suite, told_of
+from md4_jax.evals.suite import Suite, failure_text
 from md4_jax.runtime.errors import cause
 from md4_jax.training.notices import Interrupted, Signals
 from md4_jax.training.saver import Saver
@@ -49,9 +49,9 @@ def evaluate_if_due(
         log.say(f"step {step}  {text}")
 
     def forgive(name: str, error: Exception) -> None:
-        told = told_of(name, error)
-        suite.failures.add(name, step, told)
-        say(f"warning: {told}\nTraining continues; evals.{name} has no result at this step")
+        why = failure_text(name, error)
+        suite.failures.add(name, step, why)
+        say(f"warning: {why}\nTraining continues; evals.{name} has no result at this step")
 
     try:
         results = suite.run(names, state.averaged, step, say, forgive)

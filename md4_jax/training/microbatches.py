@@ -29,10 +29,10 @@ def resolved(experiment: Experiment) -> TrainOptions:
     train = experiment.train
     if train.microbatches:
         return train
-    return dataclasses.replace(train, microbatches=_free(experiment, train.batch_size))
+    return dataclasses.replace(train, microbatches=_chosen_number(experiment, train.batch_size))
 
 
-def _free(experiment: Experiment, rows: int) -> int:
+def _chosen_number(experiment: Experiment, rows: int) -> int:
     devices = experiment.mesh.devices
     if devices.size > 1 or devices.flat[0].platform != "cpu":
         return 1

@@ -63,8 +63,8 @@ def with_teacher(network: Network, teacher: Params, round: Array) -> Network:
 
     def bind(params: Params, context: dict, keys: Array | None, *known) -> Denoiser:
         student = network.bind(params, context, keys, *known)
-        told = context if student.label is None else {**context, "label": student.label}
-        return _beside(student, "teacher", Teacher(network.denoiser(teacher, told), round))
+        shown = context if student.label is None else {**context, "label": student.label}
+        return _beside(student, "teacher", Teacher(network.denoiser(teacher, shown), round))
 
     return network._replace(bind=bind)
 

@@ -14,7 +14,7 @@ from md4_jax.evals import ngrams
 from md4_jax.evals.context import first_alone, numbers_of
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.ngrams import NGramModels
-from md4_jax.evals.suite import Suite, told_of
+from md4_jax.evals.suite import Suite, failure_text
 from md4_jax.protocols import UserError
 from md4_jax.runtime import distributed
 
@@ -226,8 +226,8 @@ def test_what_is_no_fault_of_the_program():
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: x"):
         list(suite_of(evals).run(evals, 1.5, 7, lambda text: None, forgiven.__setitem__))
     assert forgiven == {"0": memory, "1": nameless}
-    assert told_of("0", memory).startswith("evals.0: there is not enough memory (RESOURCE_EXH")
-    assert told_of("1", nameless) == "evals.1: OSError: read timed out"
+    assert failure_text("0", memory).startswith("evals.0: there is not enough memory (RESOURCE_EXH")
+    assert failure_text("1", nameless) == "evals.1: OSError: read timed out"
 
 
 def test_the_sizes_are_of_what_the_evaluators_read():
