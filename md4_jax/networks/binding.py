@@ -52,21 +52,22 @@ class Binding(NamedTuple):
         """Returns the denoiser. Raises UserError for a context that the network cannot use."""
         # The keys also draw the noise of the forward process.
         keys = None if keys is None else folded(keys, DROPOUT)
-        told = self._context(context, keys)
-        return self._bound(params, told, counts)._replace(label=told.get("label"))
+        context = self._context(context, keys)
+        return self._bound(params, context, counts)._replace(label=context.get("label"))
 
-    def _bound(self, params: Params, told: dict[str, Array], counts: Bound | None) -> Denoiser:
+    def _bound(self, params: Params, context: dict[str, Array], counts: Bound | None) -> Denoiser:
         module, variables = self.module, {"params": params}
         first = () if counts is None else (counts.first,)
 
         if self.options.gaps:
-            return self._growing(variables, told)
+            return self._growing(variables, context)
 
         def features(z: Array, t: Array, index: Array | None = None) -> Array:
             check_length(self.options, z)
-            inputs = {name: x for name, x in told.items() if name != COUNTED}
+            inputs = {name: x for name, x in context.items() if name != COUNTED}
             if counts is not None:
-                inputs["evidence"] = counts.evidence(z, told.get("segments"), told.get(COUNTED))
+                own = context.get("segments"), context.get(COUNTED)
+                inputs["evidence"] = counts.evidence(z, *own)
             at = partial(module.apply, variables, z, t, **inputs, method="features")
             if self.options.shifted:
                 return shifted_features(at, inputs.get("segments"), index)
@@ -79,15 +80,15 @@ class Binding(NamedTuple):
             return module.apply(variables, h, *first, method="unembed")
 
         def rebind(count: int) -> Denoiser:
-            return self._bound(params, repeated(told, count), counts)
+            return self._bound(params, repeated(context, count), counts)
 
         def hiding(segments: Array) -> Denoiser:
-            return self._bound(params, {**told, "segments": segments}, counts)
+            return self._bound(params, {**context, "segments": segments}, counts)
 
         def padded(h: Array) -> Array:
             return module.apply(variables, h, padded=True, method="logits")
 
-        blocks = self._blocks(variables, told) if self.cached else None
+        blocks = self._blocks(variables, context) if self.cached else None
         shortcuts = Accelerator(
             token_groups(), features, padded if self.options.pads_logits else None, self.platform,
             where if self._computes_chosen else None,
@@ -96,7 +97,7 @@ class Binding(NamedTuple):
         found = Denoiser(features, unembed, shortcuts, blocks, rebind, within=within)
         if not (self.cached and reads_in_order(self.options)):
             return found
-        return found._replace(ordered=ordered_functions(self.options, module, variables, told))
+        return found._replace(ordered=ordered_functions(self.options, module, variables, context))
 
     @property
     def _computes_chosen(self) -> bool:
@@ -104,9 +105,9 @@ class Binding(NamedTuple):
         own = type(self.module) is TransformerModule
         return own and self.platform == "cpu" and chosen.suits(self.options)
 
-    def _growing(self, variables: dict, told: dict[str, Array]) -> Denoiser:
+    def _growing(self, variables: dict, context: dict[str, Array]) -> Denoiser:
         """Returns the denoiser of variable-length texts, where z says which tokens are present."""
-        inputs = {name: x for name, x in told.items() if name != "segments"}
+        inputs = {name: x for name, x in context.items() if name != "segments"}
 
         def gaps(z: Array, t: Array) -> tuple[Array, Array]:
             check_length(self.options, z, 1)
@@ -120,7 +121,7 @@ class Binding(NamedTuple):
             return self.module.apply(variables, h, method="unembed")
 
         def rebind(count: int) -> Denoiser:
-            return self._growing(variables, repeated(told, count))
+            return self._growing(variables, repeated(context, count))
 
         def features(z: Array, t: Array) -> Array:
             return gaps(z, t)[0][:, :-1]
@@ -133,14 +134,14 @@ class Binding(NamedTuple):
         """Returns the checked context, with some labels hidden in training, and dropout keys."""
         o = self.options
         takes = (*o.takes, COUNTED) if o.tables else o.takes
-        told = checked_context(o, context, keys, takes)
+        context = checked_context(o, context, keys, takes)
         rates = (o.dropout, o.attention_dropout, o.embedding_dropout, o.lora_dropout)
         if keys is not None and (any(rates) or o.balance or o.router_z):
-            told["keys"] = keys
-        return told
+            context["keys"] = keys
+        return context
 
-    def _blocks(self, variables: dict, told: dict[str, Array]) -> Blockwise:
-        o, label, keys = self.options, told.get("label"), told.get("keys")
+    def _blocks(self, variables: dict, context: dict[str, Array]) -> Blockwise:
+        o, label, keys = self.options, context.get("label"), context.get("keys")
 
         def features(z: Array, t: Array, clean: Array, block: int, clean_t: Array | float = 0.0):
             if keys is not None and o.attention_dropout:
@@ -149,7 +150,7 @@ class Binding(NamedTuple):
                 )
             check_length(o, z)
             length, more = z.shape[1], -z.shape[1] % block
-            segments = told.get("segments")
+            segments = context.get("segments")
             if more:
                 # Padding of the last block is a separate segment, which no token sees.
                 segments = jnp.zeros_like(clean) if segments is None else segments
@@ -180,21 +181,21 @@ class Binding(NamedTuple):
             if cache is None:
                 cache = Surroundings(*empty_cache(*z.shape)[:2], begin)
             cache = cache._replace(begin=jnp.asarray(begin))
-            inputs = (z, t, cache, label, told.get("segments"))
+            inputs = (z, t, cache, label, context.get("segments"))
             return self.module.apply(variables, *inputs, method="append_block")
 
         if o.causal:
             return Blockwise(None, empty_cache, append_block)
         blocks = Blockwise(features, empty_cache, append_block, around)
         if o.causal_context:
-            blocks = self._from_the_left(blocks, variables, told)
+            blocks = self._from_the_left(blocks, variables, context)
         if o.shifted:
-            return shifted_blocks(blocks, told.get("segments"))
+            return shifted_blocks(blocks, context.get("segments"))
         return remembering(blocks) if o.causal_context else blocks
 
-    def _from_the_left(self, blocks: Blockwise, variables: dict, told: dict) -> Blockwise:
+    def _from_the_left(self, blocks: Blockwise, variables: dict, context: dict) -> Blockwise:
         """Returns the functions of a network with causal attention among clean tokens."""
-        o, label, keys = self.options, told.get("label"), told.get("keys")
+        o, label, keys = self.options, context.get("label"), context.get("keys")
 
         def read_block(z: Array, t: Array, cache: KVCache) -> tuple[Array, KVCache]:
             return blocks.append_block(z, t, LeftToRight(*cache))
@@ -202,7 +203,7 @@ class Binding(NamedTuple):
         def reading(clean: Array, t: Array) -> Array:
             # This needs the features of the tokens themselves, not of their left neighbours.
             causal = dataclasses.replace(o, causal=True, causal_context=False, shifted=False)
-            module, segments = self.module.clone(options=causal), told.get("segments")
+            module, segments = self.module.clone(options=causal), context.get("segments")
             return module.apply(variables, clean, t, segments, label, keys, method="features")
 
         return blocks._replace(
@@ -211,6 +212,6 @@ class Binding(NamedTuple):
         )  # fmt: skip
 
 
-def repeated(told: dict[str, Array], count: int) -> dict[str, Array]:
+def repeated(context: dict[str, Array], count: int) -> dict[str, Array]:
     """Returns the context of a batch with each row repeated `count` times consecutively."""
-    return jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told)
+    return jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), context)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.chosen import apart
+from md4_jax.networks.chosen import own_programs
 from md4_jax.networks.growing import symbols_read
 from md4_jax.protocols import Array, Mixture
 
@@ -63,4 +63,4 @@ def _suits(o: Any, z: Array) -> bool:
     """
     added = o.positions or o.local_width or o.embedding_dropout or o.lora_dropout
     few = symbols_read(o) * LEAST_TOKENS <= z.shape[1] and z.size * o.size >= LEAST
-    return apart(o) and few and not (added or o.bare) and o.depth > 1
+    return own_programs(o) and few and not (added or o.bare) and o.depth > 1

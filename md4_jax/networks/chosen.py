@@ -75,8 +75,8 @@ def is_mask(index: Array | None) -> bool:
     return index is not None and index.dtype == bool
 
 
-def apart(o: Any) -> bool:
-    """Whether the first and the last block of a transformer may have programs of their own.
+def own_programs(o: Any) -> bool:
+    """Whether the first and the last block of a transformer may have their own programs.
 
     Scanned blocks have the same program: slices of their stacked parameters would cost as much as
     it saves.
@@ -88,11 +88,11 @@ def apart(o: Any) -> bool:
 def suits(o: Any) -> bool:
     """Whether the last block of a transformer with these options can compute fewer positions."""
     same = not (o.dropout_shared or o.hidden_dropout)  # dropout of positions of their own
-    return apart(o) and same and not o.shifted and o.depth > 0
+    return own_programs(o) and same and not o.shifted and o.depth > 0
 
 
 def halves(chosen_BxL: Array) -> tuple[Chosen, Chosen, Array]:
-    """Returns `CAPACITY` of all positions, chosen ones first; the others; and bool [].
+    """Splits all positions, chosen ones first: (`CAPACITY` of them, the others, bool []).
 
     The last value says whether any of the others is chosen.
     """
@@ -106,38 +106,39 @@ def halves(chosen_BxL: Array) -> tuple[Chosen, Chosen, Array]:
 
 
 def computed(
-    block: Callable[[tuple, tuple, Chosen], Array], told: tuple, others: tuple, chosen_BxL: Array
+    block: Callable[[tuple, tuple, Chosen], Array], inputs: tuple, others: tuple, chosen_BxL: Array
 ) -> Array:
     """Computes a block, [B, L, D], at least at the chosen positions, and 0 at the rest.
 
-    block   (told, others, positions) -> rows [1, P, D]; it is differentiated with respect to told
+    block   (inputs, others, positions) -> rows [1, P, D]; it is differentiated with respect to
+            inputs
 
     Positions are split by `halves`. The second part is computed only if one of them is chosen, and
     then once more for its gradient. So no position is ever left out.
     """
 
-    def of(told: tuple, others: tuple, part: Chosen) -> Array:
-        return part.put(block(told, others, part))
+    def of(inputs: tuple, others: tuple, part: Chosen) -> Array:
+        return part.put(block(inputs, others, part))
 
     @jax.custom_vjp
-    def run(told: tuple, others: tuple, parts: tuple) -> Array:
-        return forward(told, others, parts)[0]
+    def run(inputs: tuple, others: tuple, parts: tuple) -> Array:
+        return forward(inputs, others, parts)[0]
 
-    def forward(told: tuple, others: tuple, parts: tuple) -> tuple[Array, tuple]:
+    def forward(inputs: tuple, others: tuple, parts: tuple) -> tuple[Array, tuple]:
         first, second, more = parts
-        out, back = jax.vjp(lambda told: of(told, others, first), told)
-        out = jax.lax.cond(more, lambda x: x + of(told, others, second), lambda x: x, out)
-        return out, (back, told, others, second, more)
+        out, back = jax.vjp(lambda inputs: of(inputs, others, first), inputs)
+        out = jax.lax.cond(more, lambda x: x + of(inputs, others, second), lambda x: x, out)
+        return out, (back, inputs, others, second, more)
 
     def backward(kept: tuple, g: Array) -> tuple:
-        back, told, others, second, more = kept
+        back, inputs, others, second, more = kept
         (found,) = back(g)
 
         def with_second(found: tuple) -> tuple:
-            (rest,) = jax.vjp(lambda told: of(told, others, second), told)[1](g)
+            (rest,) = jax.vjp(lambda inputs: of(inputs, others, second), inputs)[1](g)
             return jax.tree.map(jnp.add, found, rest)
 
         return jax.lax.cond(more, with_second, lambda found: found, found), None, None
 
     run.defvjp(forward, backward)
-    return run(told, others, halves(chosen_BxL))
+    return run(inputs, others, halves(chosen_BxL))

@@ -85,20 +85,20 @@ class Binding(NamedTuple):
         """Returns the denoiser, which has `classify`. Raises UserError for other context."""
         o = self.options
         keys = None if keys is None else folded(keys, DROPOUT)  # they also draw the noise
-        told = {name: x for name, x in (context or {}).items() if name != "label"}
-        told = checked_context(o, told, keys, o.takes)
+        context = {name: x for name, x in (context or {}).items() if name != "label"}
+        context = checked_context(o, context, keys, o.takes)
         if keys is not None and any((o.dropout, o.attention_dropout, o.embedding_dropout)):
-            told["keys"] = keys
-        return self._bound(params, told)
+            context["keys"] = keys
+        return self._bound(params, context)
 
-    def _bound(self, params: Params, told: dict[str, Array]) -> Denoiser:
+    def _bound(self, params: Params, context: dict[str, Array]) -> Denoiser:
         def classify(z: Array, t: Array) -> Array:
             check_length(self.options, z)
             variables = {"params": params}
-            return self.module.apply(variables, z, t, **told, method="class_logits")
+            return self.module.apply(variables, z, t, **context, method="class_logits")
 
         def rebind(count: int) -> Denoiser:
-            return self._bound(params, repeated(told, count))
+            return self._bound(params, repeated(context, count))
 
         shortcuts = Accelerator(token_groups())
         return Denoiser(_refuse, _refuse, shortcuts, rebind=rebind, classify=classify)

@@ -81,6 +81,20 @@ def check_least(options: Any, **least: int) -> None:
             raise UserError(f"network.{key} must {allowed}, not {getattr(options, key)}")
 
 
+def check_fixed(options: Any, name: str, fixed: Mapping[str, Any]) -> None:
+    """Raises UserError for a key that differs from the only value that a network supports.
+
+    name   network.name
+    fixed  {key: its value}
+    """
+    for key, fits in fixed.items():
+        if getattr(options, key) != fits:
+            raise UserError(
+                f"network.name={name!r} needs network.{key}={fits!r}, not "
+                f"{getattr(options, key)!r}"
+            )
+
+
 def check_rates(options: Any, *names: str) -> None:
     """Raises UserError for a dropout rate outside [0, 1)."""
     for key in names:

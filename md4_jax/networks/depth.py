@@ -111,8 +111,8 @@ def _where(
     """Returns the output of a block, which is 0 at some positions that are not chosen."""
     condition, segments = around
 
-    def rows(told: tuple, others: tuple, part: Chosen) -> Array:
-        params, x, condition = told
+    def rows(inputs: tuple, others: tuple, part: Chosen) -> Array:
+        params, x, condition = inputs
         return bound(block.options, 0, params)(x, condition, *others, part)[0]
 
     return computed(

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.adapters import check_adapters
+from md4_jax.networks.binding import repeated
 from md4_jax.networks.canvas import ContextCache, empty_cache
 from md4_jax.networks.context import check_choices, check_least, checked_context
 from md4_jax.networks.depth import REMAT
@@ -176,8 +177,8 @@ class Binding(NamedTuple):
         """Returns the denoiser; UserError for a context that the network cannot use."""
         return self._bound(params, checked_context(self.options, context, keys, self.options.takes))
 
-    def _bound(self, params: Params, told: dict[str, Array]) -> Denoiser:
-        o, segments = self.options, told.get("segments")
+    def _bound(self, params: Params, context: dict[str, Array]) -> Denoiser:
+        o, segments = self.options, context.get("segments")
         call = partial(self.module.apply, {"params": params})
 
         def features(z: Array, t: Array) -> Array:
@@ -203,8 +204,7 @@ class Binding(NamedTuple):
             return call(clean, segments, method="reading")
 
         def rebind(count: int) -> Denoiser:
-            repeat = partial(jnp.repeat, repeats=count, axis=0)
-            return self._bound(params, jax.tree.map(repeat, told))
+            return self._bound(params, repeated(context, count))
 
         return Denoiser(
             features, partial(call, method="logits"),

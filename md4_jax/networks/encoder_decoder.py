@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from md4_jax.networks.binding import Binding
 from md4_jax.networks.blocks import KVCache
-from md4_jax.networks.context import check_choices, check_least
+from md4_jax.networks.context import check_choices, check_fixed, check_least
 from md4_jax.networks.depth import unrolled
 from md4_jax.networks.encoder_decoder_module import EncoderDecoderModule
 from md4_jax.networks.flops import weights
@@ -52,12 +52,7 @@ class EncoderDecoder(Transformer):
         super().__post_init__()
         check_choices(self, {"decoder_reads": (FEATURES, KEYS_VALUES)})
         check_least(self, depth=1, decoder_depth=1)
-        for key, fits in WITHOUT.items():
-            if getattr(self, key) != fits:
-                raise UserError(
-                    f"network.name='encoder_decoder' needs network.{key}={fits!r}, not "
-                    f"{getattr(self, key)!r}"
-                )
+        check_fixed(self, "encoder_decoder", WITHOUT)
         one_each = self.shared_blocks or self.decoder_reads == KEYS_VALUES
         if one_each and self.decoder_depth > self.depth:
             raise UserError(
@@ -108,10 +103,10 @@ class EncoderDecoder(Transformer):
 class EncoderDecoderBinding(Binding):
     """Binding of a transformer with an encoder that reads the clean blocks."""
 
-    def _bound(self, params: Params, told: dict[str, Array], counts: None) -> Denoiser:
-        return super()._bound(params, told, counts)._replace(ordered=None, within=None)
+    def _bound(self, params: Params, context: dict[str, Array], counts: None) -> Denoiser:
+        return super()._bound(params, context, counts)._replace(ordered=None, within=None)
 
-    def _blocks(self, variables: dict, told: dict[str, Array]) -> Blockwise:
+    def _blocks(self, variables: dict, context: dict[str, Array]) -> Blockwise:
         o = self.options
 
         def empty_cache(rows: int, window: int) -> KVCache:
@@ -124,7 +119,7 @@ class EncoderDecoderBinding(Binding):
         def read_blocks(clean: Array, cache: KVCache, block: int) -> KVCache:
             return self.module.apply(variables, clean, cache, block, method="read")
 
-        blocks = super()._blocks(variables, told)
+        blocks = super()._blocks(variables, context)
         return blocks._replace(
             empty_cache=empty_cache, read_block=read_block, read_blocks=read_blocks, around=None
         )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from md4_jax.networks.bert import BertModule
 from md4_jax.networks.binding import Binding
+from md4_jax.networks.context import check_fixed
 from md4_jax.networks.flops import formula
 from md4_jax.networks.rotary import Turns
 from md4_jax.networks.transformer import Transformer
@@ -59,11 +60,7 @@ class Esm(Transformer):
 
     def __post_init__(self):
         super().__post_init__()
-        for key, fits in WITHOUT.items():
-            if getattr(self, key) != fits:
-                raise UserError(
-                    f"network.name='esm' needs network.{key}={fits!r}, not {getattr(self, key)!r}"
-                )
+        check_fixed(self, "esm", WITHOUT)
         for key in ("begins", "ends"):
             if not 0 <= getattr(self, key) < self.vocab_size:
                 raise UserError(

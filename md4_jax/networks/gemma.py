@@ -15,7 +15,7 @@ from md4_jax.networks.experts import LOAD, Kernel, choices, counted, mixed
 from md4_jax.networks.feed_forward import FeedForward
 from md4_jax.networks.keys import repeated
 from md4_jax.networks.linear import Linear, Normalize, kernel_init
-from md4_jax.networks.rotary import turned
+from md4_jax.networks.rotary import rotate_at
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
@@ -50,9 +50,9 @@ class Attention(nn.Module):
         query, key = heads("query", o.heads), heads("key", kv_heads)
         value = heads("value", kv_heads) if self.near else key
         turns = o.turns_of(self.near)
-        query = turned(normal(query, "query_norm"), places, turns)
+        query = rotate_at(normal(query, "query_norm"), places, turns)
         own = (
-            turned(normal(key, "key_norm"), places, turns),
+            rotate_at(normal(key, "key_norm"), places, turns),
             normal(value, "value_norm", gain=False),
         )
         seen = own

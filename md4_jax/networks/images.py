@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
+from md4_jax.networks.binding import repeated
 from md4_jax.networks.context import checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.protocols import Accelerator, Array, Denoiser, Network, Params, UserError
@@ -86,16 +86,16 @@ class Binding(NamedTuple):
         """Returns the denoiser; UserError for a context that the network cannot use."""
         # The keys also draw the noise of the forward process.
         keys = None if keys is None else folded(keys, DROPOUT)
-        told = checked_context(self.options, context, keys, ("label",))
+        context = checked_context(self.options, context, keys, ("label",))
         if keys is not None and self.options.dropout:
-            told["keys"] = keys
-        return self._bound(params, told)._replace(label=told.get("label"))
+            context["keys"] = keys
+        return self._bound(params, context)._replace(label=context.get("label"))
 
-    def _bound(self, params: Params, told: dict[str, Array]) -> Denoiser:
+    def _bound(self, params: Params, context: dict[str, Array]) -> Denoiser:
         def features(z: Array, t: Array) -> Array:
-            return self.module.apply({"params": params}, z, t, **told)
+            return self.module.apply({"params": params}, z, t, **context)
 
         def rebind(count: int) -> Denoiser:
-            return self._bound(params, jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told))
+            return self._bound(params, repeated(context, count))
 
         return Denoiser(features, self.options.unembed, Accelerator(token_groups()), rebind=rebind)

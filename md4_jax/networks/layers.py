@@ -21,7 +21,7 @@ from md4_jax.networks.feed_forward import FeedForward
 from md4_jax.networks.linear import Linear, Normalize, normalized_heads
 from md4_jax.networks.ordered import InOrder
 from md4_jax.networks.positions import places, places_from, places_of_halves
-from md4_jax.networks.rotary import grown, rotate
+from md4_jax.networks.rotary import rotate, scaled_queries
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, constrain
 
@@ -107,7 +107,7 @@ def attended(
     turns, own = o.turns._replace(part=part), None
     if o.query_scaling:
         where = asked_places(key.shape[1], segments, index, cache, halved=block > 0)
-        query = grown(query, where[..., : query.shape[1]], tuple(o.query_scaling))
+        query = scaled_queries(query, where[..., : query.shape[1]], tuple(o.query_scaling))
     if cache is not None:
         mixed, own = cache.attend(query, (key, value), segments, kernel=kernel, turns=turns)
     elif block:

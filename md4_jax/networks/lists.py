@@ -136,8 +136,8 @@ class Lists(Rows):
             tokens, asked = np.asarray(text.tokens), np.asarray(text.loss_mask)
             both = []
             for half in (slice(len(rows) // 2), slice(len(rows) // 2, None)):
-                told = (x[half][asked[half]] for x in (rows, tokens))
-                both.append(listed(*told, self.sizes[table], self.vocab_size))
+                pairs = (x[half][asked[half]] for x in (rows, tokens))
+                both.append(listed(*pairs, self.sizes[table], self.vocab_size))
             found = {name: np.stack([x[name] for x in both]) for name in both[0]}
             found = {name: x.astype(state[name].dtype) for name, x in found.items()}
             state = put(state, found, self._firsts[table])

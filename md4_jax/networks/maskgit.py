@@ -11,13 +11,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from md4_jax.networks.binding import Binding
-from md4_jax.networks.context import check_least
+from md4_jax.networks.context import check_fixed, check_least
 from md4_jax.networks.depth import unrolled
 from md4_jax.networks.flops import formula
 from md4_jax.networks.linear import embedding_init
 from md4_jax.networks.transformer import Transformer
 from md4_jax.networks.trunk import TransformerModule
-from md4_jax.protocols import Array, Network, Params, UserError
+from md4_jax.protocols import Array, Network, Params
 
 # Keys of the transformer that this network does not support, with their only values.
 WITHOUT = {
@@ -54,12 +54,7 @@ class MaskGit(Transformer):
     def __post_init__(self):
         super().__post_init__()
         check_least(self, depth=1, positions=1, registers=0)
-        for key, fits in WITHOUT.items():
-            if getattr(self, key) != fits:
-                raise UserError(
-                    f"network.name='maskgit' needs network.{key}={fits!r}, not "
-                    f"{getattr(self, key)!r}"
-                )
+        check_fixed(self, "maskgit", WITHOUT)
 
     def build(self, platform: str = "cpu") -> Network:
         """Makes the network for a platform."""

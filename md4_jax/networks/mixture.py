@@ -81,16 +81,16 @@ class TableMixture(nn.Module):
         """Returns the correction of each symbol, [B, P, C]."""
         gates = self.gates_of_evidence(known) + self.gates_of_features(h)
         shift, scale = jnp.split(gates[..., None, :], [self.units], axis=-1)
-        told = jnp.swapaxes(self._told(evidence), -1, -2)
-        x = jax.nn.relu(self.first(told) + shift)
+        read = jnp.swapaxes(self._estimates_read(evidence), -1, -2)
+        x = jax.nn.relu(self.first(read) + shift)
         x = jax.nn.relu(self.second(x) * (1.0 + scale))
         return OUTPUT * self.correction(x)[..., 0].astype(jnp.float32)
 
     @staticmethod
-    def _told(evidence: Evidence) -> Array:
+    def _estimates_read(evidence: Evidence) -> Array:
         """Returns what the correction reads of each symbol, [B, P, 2 K, C]."""
-        told = [evidence.estimates, jnp.log1p(evidence.counts) / RATIOS]
-        return jnp.concatenate(told, axis=-2)
+        read = [evidence.estimates, jnp.log1p(evidence.counts) / RATIOS]
+        return jnp.concatenate(read, axis=-2)
 
 
 class ListMixture(TableMixture):
@@ -119,11 +119,11 @@ class ListMixture(TableMixture):
         return jax.nn.logsumexp(weights[..., None] + evidence.estimates, axis=-2)
 
     @staticmethod
-    def _told(evidence: Evidence) -> Array:
+    def _estimates_read(evidence: Evidence) -> Array:
         """Returns what the correction reads of each symbol, [B, P, 2 K, C]."""
         seen = evidence.counts > 0
-        told = [jnp.where(seen, evidence.estimates, 0.0), jnp.log1p(evidence.counts)]
-        return jnp.concatenate(told, axis=-2) / RATIOS
+        read = [jnp.where(seen, evidence.estimates, 0.0), jnp.log1p(evidence.counts)]
+        return jnp.concatenate(read, axis=-2) / RATIOS
 
 
 def likeliest(evidence: Evidence, logits: Array) -> tuple[Array, Array]:

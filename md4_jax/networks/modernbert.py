@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from md4_jax.networks.bert import BertModule
 from md4_jax.networks.binding import Binding
-from md4_jax.networks.context import check_least
+from md4_jax.networks.context import check_fixed, check_least
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, scaled
 from md4_jax.networks.flops import formula
 from md4_jax.networks.layers import norm
@@ -54,12 +54,7 @@ class ModernBert(Transformer):
     def __post_init__(self):
         super().__post_init__()
         check_least(self, depth=1, window=0, global_every=1)
-        for key, fits in WITHOUT.items():
-            if getattr(self, key) != fits:
-                raise UserError(
-                    f"network.name='modernbert' needs network.{key}={fits!r}, not "
-                    f"{getattr(self, key)!r}"
-                )
+        check_fixed(self, "modernbert", WITHOUT)
         if self.attention not in ("auto", "plain"):
             raise UserError(
                 "network.name='modernbert' needs network.attention='plain', not "

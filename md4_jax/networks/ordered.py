@@ -157,13 +157,13 @@ class RankedCache(NamedTuple):
         )
 
 
-def ordered_functions(o: Any, module: Any, variables: Any, told: dict[str, Array]) -> Ordered:
+def ordered_functions(o: Any, module: Any, variables: Any, context: dict[str, Array]) -> Ordered:
     """Returns the functions of a module bound to its parameters and context.
 
     o       options of the network
     module  `TransformerModule`
     """
-    label, keys, segments = (told.get(name) for name in ("label", "keys", "segments"))
+    label, keys, segments = (context.get(name) for name in ("label", "keys", "segments"))
 
     def read(z: Array, t: Array, seen: InOrder, index: Array | None) -> Array:
         if keys is not None and o.attention_dropout:

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.context import check_least, checked_context
+from md4_jax.networks.binding import repeated
+from md4_jax.networks.context import check_fixed, check_least, checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.flops import formula
 from md4_jax.networks.groups import PartitionModule, Slots
@@ -51,12 +52,7 @@ class Partition(Transformer):
     def __post_init__(self):
         super().__post_init__()
         check_least(self, depth=2, decoder_depth=0)
-        for key, fits in WITHOUT.items():
-            if getattr(self, key) != fits:
-                raise UserError(
-                    f"network.name='partition' needs network.{key}={fits!r}, not "
-                    f"{getattr(self, key)!r}"
-                )
+        check_fixed(self, "partition", WITHOUT)
         if self.attention not in ("auto", "plain"):
             raise UserError(
                 "network.name='partition' needs network.attention='plain', not "
@@ -113,14 +109,14 @@ class Binding(NamedTuple):
     ) -> Denoiser:
         """Returns the denoiser; UserError for a context that the network cannot use."""
         keys = None if keys is None else folded(keys, DROPOUT)
-        told = checked_context(self.options, context, None, self.options.takes)
+        context = checked_context(self.options, context, None, self.options.takes)
         if keys is not None and (self.options.dropout or self.options.embedding_dropout):
-            told["keys"] = keys
-        return self._bound(params, told)
+            context["keys"] = keys
+        return self._bound(params, context)
 
-    def _bound(self, params: Params, told: dict[str, Array]) -> Denoiser:
+    def _bound(self, params: Params, context: dict[str, Array]) -> Denoiser:
         mask_id, variables = self.options.vocab_size, {"params": params}
-        segments, keys = told.get("segments"), told.get("keys")
+        segments, keys = context.get("segments"), context.get("keys")
 
         def apply(slots: Slots, places: Array, read: Array, length: int) -> Array:
             inputs = (slots, places, read, keys, length)
@@ -142,7 +138,7 @@ class Binding(NamedTuple):
             return self.module.apply(variables, h, method="unembed")
 
         def rebind(count: int) -> Denoiser:
-            return self._bound(params, jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told))
+            return self._bound(params, repeated(context, count))
 
         def padded(h: Array) -> Array:
             return self.module.apply(variables, h, padded=True, method="logits")

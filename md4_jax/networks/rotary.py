@@ -124,7 +124,7 @@ def rotate(
     return jnp.concatenate([rotated, x_BxLxHxDh[..., size:]], axis=-1)
 
 
-def turned(x_BxLxHxDh: Array, places: Array, turns: Turns) -> Array:
+def rotate_at(x_BxLxHxDh: Array, places: Array, turns: Turns) -> Array:
     """Applies rotary position embeddings at arbitrary positions, int32 [B or 1, L], in float32.
 
     It is `rotate` for unbounded positions. Angles are rounded to float32.
@@ -136,7 +136,7 @@ def turned(x_BxLxHxDh: Array, places: Array, turns: Turns) -> Array:
     return found.astype(x_BxLxHxDh.dtype)
 
 
-def grown(query_BxPxHxDh: Array, places: Array, scaling: tuple[float, float]) -> Array:
+def scaled_queries(query_BxPxHxDh: Array, places: Array, scaling: tuple[float, float]) -> Array:
     """Multiplies queries at position p by 1 + beta log(1 + floor(p / length)) (Llama 4).
 
     places   int32 [P] or [B, P], positions of the queries in their texts
@@ -158,7 +158,7 @@ class Positions:
     rotary_gain     factor of rotated features (YaRN)
     rotary_type     type to which cosines and sines are rounded: float32, or bfloat16, as in the
                     code of TinyLlama and SMDM (arXiv:2410.18514)
-    query_scaling   (beta, length) of `grown`, as in Llama 4; (): none
+    query_scaling   (beta, length) of `scaled_queries`, as in Llama 4; (): none
     """
 
     rotary_base: float = BASE

@@ -33,8 +33,8 @@ def vectors_of(table: Array, index: Array, dtype: jnp.dtype, frequent: int) -> A
         return constrain(table.astype(dtype), "tensor", None)[index]
 
     def backward(index: Array, slope: Array) -> tuple[Array, None]:
-        apart = functools.partial(_apart, frequent=frequent)
-        quick = _multiplied if rows <= SMALL else apart
+        separately = functools.partial(_frequent_separately, frequent=frequent)
+        quick = _multiplied if rows <= SMALL else separately
         of_table = on_gpu(quick, _added, jnp.arange(rows), index, slope)
         return constrain(of_table, "tensor", None).astype(table.dtype), None
 
@@ -66,7 +66,7 @@ def _multiplied(rows: Array, index: Array, slope: Array) -> Array:
     )
 
 
-def _apart(rows: Array, index: Array, slope: Array, *, frequent: int) -> Array:
+def _frequent_separately(rows: Array, index: Array, slope: Array, *, frequent: int) -> Array:
     """Sums the slopes of the frequent row as a product, and the others by scatter-add."""
     of_frequent = _multiplied(jnp.array([frequent]), index, slope)
     others = _added(rows, jnp.where(index == frequent, len(rows), index), slope)
