@@ -51,7 +51,8 @@ def _of_few(section: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key not in IDS}
 
 
-def _told(say: Callable[[str], None], key: str, line: str) -> None:
+def _with_key(say: Callable[[str], None], key: str, line: str) -> None:
+    """Prints a line that begins with the key of its objective."""
     say(f"{key}: {line}")
 
 
@@ -64,8 +65,8 @@ def run(config: Mapping[str, Any], say: Callable[[str], None]) -> int:
     found, process = objectives(config)
     results = {}
     for key, objective in found.items():
-        told = partial(_told, say, key)
-        result = audit(objective, process, steps=options.steps, seed=options.seed, say=told)
+        keyed = partial(_with_key, say, key)
+        result = audit(objective, process, steps=options.steps, seed=options.seed, say=keyed)
         say(f"{key}: {text(result)}\n")
         results[key] = numbers(result)
     say(json.dumps(results))

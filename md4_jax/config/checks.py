@@ -215,7 +215,7 @@ def _check_length(experiment: Experiment, evaluation: str, evaluator: Any) -> No
 
 
 def _length(experiment: Experiment, evaluation: str, evaluator: Any) -> tuple[str, int]:
-    """Returns (key, tokens): the sequence length of an evaluator and the full key that sets it."""
+    """Returns (full key that sets the sequence length of an evaluator, that length)."""
     key, length = evaluator.length_of(experiment)
     return f"evals.{evaluation}.{key}" if key else "data.length", length
 

@@ -66,7 +66,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
             )
     _check_mode(flags, assignments)
     _check_source(flags)
-    flags.evals, flags.trust = _different(flags.evals), _different(flags.trust)
+    flags.evals, flags.trust = _distinct(flags.evals), _distinct(flags.trust)
     assignments |= {"plan.topology": flags.topology} if flags.topology else {}
     return flags, assignments
 
@@ -105,8 +105,8 @@ def _check_mode(flags: argparse.Namespace, assignments: Mapping[str, str]) -> No
         raise UserError("--mode sweep needs --config FILE, and --workdir DIR for its runs")
 
 
-def _different(text: str) -> tuple[str, ...]:
-    """Splits 'a, b, a' into ('a', 'b')."""
+def _distinct(text: str) -> tuple[str, ...]:
+    """Splits 'a, b, a' into ('a', 'b'), without repetitions."""
     return tuple(dict.fromkeys(words(text)))
 
 

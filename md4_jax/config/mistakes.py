@@ -45,7 +45,7 @@ def all_of(*calls: Callable[[], T]) -> list[T]:
     return results
 
 
-def told_by(call: Callable[[], object]) -> tuple[str, ...]:
+def messages_of(call: Callable[[], object]) -> tuple[str, ...]:
     """Returns the message of each mistake that a call raises."""
     try:
         call()

@@ -51,7 +51,7 @@ def check_sampling(experiment: Experiment) -> None:
 
 
 def _check_order(experiment: Experiment) -> None:
-    """Raises UserError for keys of an order by confidence without one, or without their grid."""
+    """Raises UserError for `late` or `split` if the sampler or the grid does not use them."""
     step, asked = experiment.sampler_step, experiment.config["sample"]
     split = getattr(step, "split", "grid")
     if step.transform.postponed and not isinstance(step, Confidence):
@@ -83,7 +83,7 @@ def _check_resizing(experiment: Experiment) -> None:
 
 
 def _check_growing(experiment: Experiment, kind: str) -> None:
-    """Raises UserError for settings that do not support growing texts; kind: of these texts."""
+    """Raises UserError for settings that need texts of a fixed length; kind: for messages."""
     options, place = experiment.sample, "needs fixed positions in the text"
     block = "sample.block" if options.block else "objective.block"
     for key, value, fits, why in (

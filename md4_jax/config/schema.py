@@ -14,7 +14,7 @@ from md4_jax.auditor.options import AuditOptions
 from md4_jax.config import files, foreign
 from md4_jax.config import load as config_lib
 from md4_jax.config.load import merged, unknown
-from md4_jax.config.mistakes import all_of, raise_all, told_by
+from md4_jax.config.mistakes import all_of, messages_of, raise_all
 from md4_jax.config.values import fits, spelled
 from md4_jax.data import SOURCES, TOKENIZERS
 from md4_jax.evals import EVALUATORS
@@ -192,8 +192,8 @@ def _check_evaluator(name: str, section: Any, data: Mapping[str, Any]) -> None:
         raise UserError(f"{path}: the name must be of letters, digits and _, with a letter first")
     _check_section(path, section)
     if section.get("data"):
-        of_run = told_by(partial(_check_section, "data", data))  # reported without the path
-        found = told_by(partial(_check_section, "data", merged(data, section["data"])))
+        of_run = messages_of(partial(_check_section, "data", data))  # reported without the path
+        found = messages_of(partial(_check_section, "data", merged(data, section["data"])))
         own = [message for message in found if message not in of_run]
         raise_all([f"{path}: {m.replace('data.name=', f'{path}.data.name=')}" for m in own])
 
