@@ -62,8 +62,9 @@ def decoded(arrays: Mapping[str, Array], vectors: Array, stack: Stack) -> Array:
 
 def nearest(vectors: Array, codebook: Array) -> Array:
     """Returns the number of the nearest code, in Euclidean distance, of each vector [..., D]."""
-    away = jnp.sum(codebook**2, axis=1) - 2.0 * vectors @ codebook.T
-    return jnp.argmin(away, axis=-1)
+    # Squared distances, less the squared length of the vector, which all codes have in common.
+    distances = jnp.sum(codebook**2, axis=1) - 2.0 * vectors @ codebook.T
+    return jnp.argmin(distances, axis=-1)
 
 
 def unit(vectors: Array) -> Array:

@@ -45,12 +45,12 @@ class Autoencoder:
     """
 
     def __init__(self, folder: Place, pixels: str = "auto"):
-        told = _of_file(folder) if folder.name.endswith(TORCH) else _config(folder)
-        self.folder, self._config = folder, told
-        self._is_llamagen = told["_class_name"] == llamagen.KIND
-        self._pixels = _pixels(told, pixels)
-        self._encoder, self._decoder = _stacks(folder, told)
-        self.codes, self.channels = told["num_vq_embeddings"], told["in_channels"]
+        config = _of_file(folder) if folder.name.endswith(TORCH) else _config(folder)
+        self.folder, self._config = folder, config
+        self._is_llamagen = config["_class_name"] == llamagen.KIND
+        self._pixels = _pixels(config, pixels)
+        self._encoder, self._decoder = _stacks(folder, config)
+        self.codes, self.channels = config["num_vq_embeddings"], config["in_channels"]
         self.factor = 2 ** (len(self._encoder.attends) - 1)
 
     @functools.cached_property
@@ -76,11 +76,11 @@ class Autoencoder:
         folder.mkdir(parents=True, exist_ok=True)
         if self._is_llamagen:
             write_file(folder / ARRAYS, _tensors(self.folder), "pt")
-            told = {"_class_name": llamagen.KIND}
+            config = {"_class_name": llamagen.KIND}
         else:
             (folder / ARRAYS).write_bytes((self.folder / ARRAYS).read_bytes())
-            told = self._config
-        replace(folder / CONFIG, json.dumps({**told, "pixels": self._pixels}))
+            config = self._config
+        replace(folder / CONFIG, json.dumps({**config, "pixels": self._pixels}))
 
     @functools.cached_property
     def _arrays(self) -> dict[str, np.ndarray]:
@@ -161,53 +161,53 @@ def _of_file(file: Place) -> dict[str, Any]:
 def _config(folder: Place) -> dict[str, Any]:
     """Reads config.json with the library's defaults; UserError if it is not that of a VQModel."""
     try:
-        told = json.loads((folder / CONFIG).read_text())
-        if told.get("_class_name") == llamagen.KIND:
+        config = json.loads((folder / CONFIG).read_text())
+        if config.get("_class_name") == llamagen.KIND:
             own = llamagen.settings(_tensors(folder), str(folder))
-            return _Shape()._asdict() | own | {"pixels": told.get("pixels")}
-        if told.get("_class_name") != "VQModel":
-            raise ValueError(f"_class_name is {told.get('_class_name')!r}")
+            return _Shape()._asdict() | own | {"pixels": config.get("pixels")}
+        if config.get("_class_name") != "VQModel":
+            raise ValueError(f"_class_name is {config.get('_class_name')!r}")
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(
             f"{folder / CONFIG} is not the config.json of an autoencoder with a codebook, VQModel "
             f"of the library diffusers ({error})"
         ) from error
     for key, value in FIXED.items():
-        if told.get(key, value) != value:
+        if config.get(key, value) != value:
             raise UserError(
-                f"{folder / CONFIG}: {key}={told[key]!r} is not supported, only {value!r}"
+                f"{folder / CONFIG}: {key}={config[key]!r} is not supported, only {value!r}"
             )
-    return _Shape()._asdict() | told
+    return _Shape()._asdict() | config
 
 
-def _settings(told: Mapping[str, Any]) -> dict[str, Any]:
-    more = [key for key in ("l2_norm",) if key in told]  # absent in hashes of other autoencoders
-    return {key: told[key] for key in (*_Shape._fields, *more)}
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    more = [key for key in ("l2_norm",) if key in config]  # absent in hashes of other autoencoders
+    return {key: config[key] for key in (*_Shape._fields, *more)}
 
 
-def _stacks(folder: Place, told: Mapping[str, Any]) -> tuple[layers.Stack, layers.Stack]:
+def _stacks(folder: Place, config: Mapping[str, Any]) -> tuple[layers.Stack, layers.Stack]:
     """Returns the shapes of encoder and decoder; UserError for unknown blocks."""
     found = []
     for key, known in (("down_block_types", DOWN), ("up_block_types", UP)):
-        if unknown := [name for name in told[key] if name not in known]:
+        if unknown := [name for name in config[key] if name not in known]:
             raise UserError(
                 f"{folder / CONFIG}: {key} has {unknown[0]}, but only {', '.join(known)} are "
                 "supported"
             )
         found.append(
             layers.Stack(
-                tuple(known[name] for name in told[key]),
-                told["layers_per_block"],
-                told["mid_block_add_attention"],
-                told["norm_num_groups"],
+                tuple(known[name] for name in config[key]),
+                config["layers_per_block"],
+                config["mid_block_add_attention"],
+                config["norm_num_groups"],
             )
         )
     return found[0], found[1]
 
 
-def _pixels(told: Mapping[str, Any], pixels: str) -> str:
+def _pixels(config: Mapping[str, Any], pixels: str) -> str:
     if pixels == "auto":
-        return told.get("pixels") or ("unit" if told["lookup_from_codebook"] else "signed")
+        return config.get("pixels") or ("unit" if config["lookup_from_codebook"] else "signed")
     return pixels
 
 

@@ -37,7 +37,7 @@ def from_path(path: str):
         if (here / vocabulary).is_file() and (here / merges).is_file():
             with tempfile.TemporaryDirectory() as folder:  # the library reads local files only
                 pair = [_local(here / name, folder) for name in (vocabulary, merges)]
-                return _from_pair(*pair, _told(here))
+                return _from_pair(*pair, _config(here))
     if is_in(here):
         return smiles.tokenizer_of(_json(here / smiles.FILE), str(here / smiles.FILE))
     expected = ", or ".join(" and ".join(pair) for pair in (("tokenizer.json",), *PAIRS))
@@ -57,10 +57,10 @@ def mask_of(folder: Place) -> int | None:
     """Returns the id of the mask according to the files of a tokenizer; None if they have none."""
     for file in (folder / CONFIG, folder / "special_tokens_map.json"):
         try:
-            told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         except ValueError as error:
             raise UserError(f"{file} is not readable JSON: {error}") from error
-        mask = told.get("mask_token") if isinstance(told, dict) else None
+        mask = config.get("mask_token") if isinstance(config, dict) else None
         mask = mask.get("content") if isinstance(mask, dict) else mask
         if isinstance(mask, str):
             return from_path(str(folder)).token_to_id(mask)
@@ -207,19 +207,19 @@ def _cached(hub: Any, name: str) -> str:
     return str(pathlib.Path(kept).parent) if isinstance(kept, str) else ""
 
 
-def _told(folder: Place) -> dict[str, Any]:
+def _config(folder: Place) -> dict[str, Any]:
     """Returns the contents of tokenizer_config.json, or {}; UserError for an unknown class."""
     file = folder / CONFIG
     if not file.is_file():
         return {}
-    told, kind = _json(file), _class_of(folder) or "GPT2Tokenizer"
+    config, kind = _json(file), _class_of(folder) or "GPT2Tokenizer"
     if kind not in SPLITS:
         raise UserError(
-            f"{file} says tokenizer_class={told['tokenizer_class']!r}, and md4_jax does not know "
+            f"{file} says tokenizer_class={config['tokenizer_class']!r}, and md4_jax does not know "
             f"how that class splits a text: put the model's tokenizer.json into {folder}, which "
             "defines it"
         )
-    return told
+    return config
 
 
 def _class_of(folder: Place) -> str:
@@ -240,7 +240,7 @@ def _json(file: Place) -> dict[str, Any]:
     return found
 
 
-def _from_pair(vocabulary: Place, merges: Place, told: Mapping[str, Any]):
+def _from_pair(vocabulary: Place, merges: Place, config: Mapping[str, Any]):
     library = _library()
     try:
         model = library.models.BPE.from_file(str(vocabulary), str(merges))
@@ -248,23 +248,23 @@ def _from_pair(vocabulary: Place, merges: Place, told: Mapping[str, Any]):
         raise UserError(f"{vocabulary} and {merges} are not a BPE vocabulary: {error}") from error
     tokenizer, split = library.Tokenizer(model), library.pre_tokenizers
     tokenizer.pre_tokenizer = split.ByteLevel(add_prefix_space=False)
-    pattern = SPLITS[(told.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")]
+    pattern = SPLITS[(config.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")]
     if pattern:
         tokenizer.normalizer = library.normalizers.NFC()
         first = split.Split(library.Regex(pattern), "isolated")
         second = split.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = split.Sequence([first, second])
     tokenizer.decoder = library.decoders.ByteLevel()
-    _add(tokenizer, told.get("added_tokens_decoder") or {}, vocabulary)
+    _add(tokenizer, config.get("added_tokens_decoder") or {}, vocabulary)
     return tokenizer
 
 
 def _add(tokenizer, entries: Mapping[str, Mapping[str, Any]], vocabulary: Place) -> None:
     """Adds the entries {id: its properties}; UserError if they do not get these ids."""
     library = _library()
-    for number, told in sorted(entries.items(), key=lambda item: int(item[0])):
-        flags = {key: bool(told.get(key, False)) for key in ADDED}
-        entry = library.AddedToken(told["content"], **flags)
+    for number, properties in sorted(entries.items(), key=lambda item: int(item[0])):
+        flags = {key: bool(properties.get(key, False)) for key in ADDED}
+        entry = library.AddedToken(properties["content"], **flags)
         add = tokenizer.add_special_tokens if entry.special else tokenizer.add_tokens
         add([entry])
         if (found := tokenizer.token_to_id(entry.content)) != int(number):

@@ -38,8 +38,8 @@ class Chat:
     @classmethod
     def of_folder(cls, folder: Place) -> Union["Chat", None]:
         """Reads chat_template.jinja, or tokenizer_config.json; None if neither has a template."""
-        told = _json(folder / TOKENS)
-        template = told.get("chat_template")
+        config = _json(folder / TOKENS)
+        template = config.get("chat_template")
         if isinstance(template, list):  # several named templates
             named = {entry["name"]: entry["template"] for entry in template}
             template = named.get("default")
@@ -59,17 +59,17 @@ class Chat:
     @classmethod
     def kept(cls, folder: Place) -> Union["Chat", None]:
         """Reads the file written by `keep`; None if there is none."""
-        told = _json(folder / FILE)
-        if not told:
+        fields = _json(folder / FILE)
+        if not fields:
             return None
-        template, tokens = told.get("template"), told.get("tokens")
+        template, tokens = fields.get("template"), fields.get("tokens")
         texts = [template, *tokens.values()] if isinstance(tokens, dict) else [None]
         if not all(isinstance(text, str) for text in texts):
             raise UserError(
                 f"{folder / FILE} is damaged: it must contain a template and the texts of special "
                 "tokens"
             )
-        day = told.get("day", "")
+        day = fields.get("day", "")
         try:
             _noon(day)
         except (TypeError, ValueError) as error:
@@ -84,10 +84,10 @@ class Chat:
 
     def export(self, folder: Place) -> None:
         """Writes the template and tokens into tokenizer_config.json and keeps its other keys."""
-        told = _json(folder / TOKENS)
-        changed = {n: text for n, text in self.tokens.items() if text != _text(told.get(n))}
-        told |= {**changed, "chat_template": self.template}
-        replace(folder / TOKENS, json.dumps(told, indent=2) + "\n")
+        config = _json(folder / TOKENS)
+        changed = {n: text for n, text in self.tokens.items() if text != _text(config.get(n))}
+        config |= {**changed, "chat_template": self.template}
+        replace(folder / TOKENS, json.dumps(config, indent=2) + "\n")
 
     def dated(self) -> "Chat":
         """Returns a copy with today's date fixed as its day, unless it has one.
@@ -214,10 +214,10 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 
 def _tokens(folder: Place) -> dict[str, str]:
     """Returns the texts of the special tokens of a folder by name, as transformers reads them."""
-    told = _json(folder / TOKENS)
-    if "added_tokens_decoder" not in told:
-        told |= _json(folder / OLDER_TOKENS)
-    texts = {name: _text(value) for name, value in told.items() if name.endswith("_token")}
+    config = _json(folder / TOKENS)
+    if "added_tokens_decoder" not in config:
+        config |= _json(folder / OLDER_TOKENS)
+    texts = {name: _text(value) for name, value in config.items() if name.endswith("_token")}
     return {name: text for name, text in texts.items() if text is not None}
 
 

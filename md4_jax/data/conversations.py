@@ -8,7 +8,7 @@ import numpy as np
 
 from md4_jax.data import messages, packing
 from md4_jax.data.chat import ABSENT, Chat
-from md4_jax.data.labelled import Padding, check_rejected, tell_cut
+from md4_jax.data.labelled import Padding, check_rejected, print_cut
 from md4_jax.data.sequences import Rows
 from md4_jax.data.sources.splits import digest
 from md4_jax.protocols import UserError
@@ -56,11 +56,11 @@ class Conversations:
 
     def fingerprint(self) -> str:
         """Returns a hash of the conversations, the template and the turns that count."""
-        told = [self.chat.template, sorted(self.chat.tokens.items()), self._turns]
-        told += [self.chat.day] if "strftime_now" in self.chat.template else []
+        facts = [self.chat.template, sorted(self.chat.tokens.items()), self._turns]
+        facts += [self.chat.day] if "strftime_now" in self.chat.template else []
         # Older versions left these variables undefined.
-        told += ["none"] if any(name in self.chat.template for name in ABSENT) else []
-        return digest("conversations", self._source.fingerprint(), *told)
+        facts += ["none"] if any(name in self.chat.template for name in ABSENT) else []
+        return digest("conversations", self._source.fingerprint(), *facts)
 
     def documents(self, split: str) -> Iterator[str]:
         """Yields the text of each sequence, for fitting a tokenizer."""
@@ -177,7 +177,7 @@ def _report(split: str, length: int, made: int, cut: int, left_out: int) -> None
             f"assistant within data.length={length} tokens: raise data.length, or look at "
             "data.messages_key"
         )
-    tell_cut("conversations", split, length, cut, made)
+    print_cut("conversations", split, length, cut, made)
     if left_out:
         print(
             f"{left_out:,} of {made:,} conversations of the {split} split are left out: they have "

@@ -26,9 +26,9 @@ def definition_of(tokenizer: Any) -> str:
 
     Byte-pair encodings already have one. Characters and bytes become a BPE model without merges.
     """
-    told = json.loads(tokenizer.to_json())
-    if "definition" in told:
-        return told["definition"]
+    fields = json.loads(tokenizer.to_json())
+    if "definition" in fields:
+        return fields["definition"]
     if getattr(tokenizer, "is_character", False):
         return _unmerged([tokenizer.decode([i]) for i in range(tokenizer.vocab_size)])
     spelled = tokenizer.spellings() or []
@@ -57,10 +57,10 @@ def _unmerged(entries: list[str], end: str = "") -> str:
         "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
         "vocab": {entry: number for number, entry in enumerate(entries)}, "merges": [],
     }  # fmt: skip
-    told = {
+    fields = {
         "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": [added] if end else [], "normalizer": None,
         "pre_tokenizer": byte_level if end else None, "post_processor": None,
         "decoder": byte_level if end else {"type": "Fuse"}, "model": model,
     }  # fmt: skip
-    return json.dumps(told, ensure_ascii=False)
+    return json.dumps(fields, ensure_ascii=False)

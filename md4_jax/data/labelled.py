@@ -44,7 +44,7 @@ class Padding(NamedTuple):
 
     @property
     def facts(self) -> list[Any]:
-        """Returns what distinguishes stored rows; [] for the padding of older versions."""
+        """Returns what the name of stored rows depends on; [] for rows of older versions."""
         return [*self] if self.counts else []
 
     def row(self, ids: np.ndarray, length: int) -> np.ndarray:
@@ -55,7 +55,7 @@ class Padding(NamedTuple):
         return np.append(filled, length if self.counts else len(own))
 
 
-def tell_cut(what: str, split: str, length: int, cut: int, made: int) -> None:
+def print_cut(what: str, split: str, length: int, cut: int, made: int) -> None:
     """Prints how many of the `made` texts of a split were cut."""
     if cut:
         print(
@@ -140,7 +140,7 @@ def of_documents(source: Any, domain: Any, split: str, length: int, padding: Pad
         for ids in packing.encoded(source, tokenizer, split, source.documents(split)):
             made, cut = made + 1, cut + (len(ids) > length)
             yield padding.row(ids, length)
-        tell_cut("documents", split, length, cut, made)
+        print_cut("documents", split, length, cut, made)
 
     size = max(tokenizer.vocab_size, length + 1)
     kept = packing.kept(source, described, size, split, pieces)
@@ -170,4 +170,4 @@ def _pieces(
             )
         made, cut = made + 1, cut + (len(ids) > length)
         yield np.append(padding.row(ids, length), numbers[text.label])
-    tell_cut("texts", split, length, cut, made)
+    print_cut("texts", split, length, cut, made)

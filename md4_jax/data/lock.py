@@ -23,12 +23,12 @@ def alone(path: pathlib.Path, work: str) -> Iterator[None]:
     """
     check_made(path.parent)
     with open(path, "a+") as file:
-        is_told = False
+        has_printed = False
         while not take(file):
             file.seek(0)
-            if not is_told and (owner := file.read()):
+            if not has_printed and (owner := file.read()):
                 print(f"waiting: {work} is under way in {owner}", flush=True)
-                is_told = True
+                has_printed = True
             time.sleep(SECONDS)
         sign(file)
         yield

@@ -37,8 +37,8 @@ def conversation(where: str, value: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _message(where: str, value: Any) -> dict[str, Any]:
-    told = {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else {}
-    names = next((names for names in SPELLINGS if told.keys() >= set(names)), None)
+    fields = {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else {}
+    names = next((names for names in SPELLINGS if fields.keys() >= set(names)), None)
     if names is None:
         said = (
             ", ".join(map(_shown, value.items())) if isinstance(value, dict) else f"{value!r:.80}"
@@ -47,14 +47,14 @@ def _message(where: str, value: Any) -> dict[str, Any]:
             f"{where}: it needs the keys 'role' and 'content', or 'from' and 'value', but has "
             f"{said or '{}'}"
         )
-    role, content = (told.pop(name) for name in names)
+    role, content = (fields.pop(name) for name in names)
     if not isinstance(role, str) or role not in ROLES:
         raise UserError(
             f"{where}: the role {role!r:.80} is not known; known are {', '.join(ROLES)}"
         )
     if not isinstance(content, str):
         raise UserError(f"{where}: {names[1]!r} must be text, not {spelled(content)}")
-    return {"role": ROLES[role], "content": content, **told}
+    return {"role": ROLES[role], "content": content, **fields}
 
 
 def spelled(value: Any) -> str:
@@ -76,8 +76,8 @@ def check_answers(
 
     better, worse  the key of a conversation in the record, and the messages
     """
-    for key, told in (better, worse):
-        if len(told) < 2 or told[-1]["role"] != "assistant":
+    for key, messages in (better, worse):
+        if len(messages) < 2 or messages[-1]["role"] != "assistant":
             raise UserError(
                 f"{where}: the last message of {key!r} must be an answer of the assistant to a "
                 "message before it, because data.rejected_key compares last answers"

@@ -76,9 +76,9 @@ class MixedCorpus(Corpus):
     def fingerprint(self) -> dict[str, int]:
         """Returns {tokens, crc32} of the training splits and the shares."""
         found = {name: corpus.fingerprint() for name, corpus in self._corpora.items()}
-        told = json.dumps([found, self.source.shares]).encode()
+        facts = json.dumps([found, self.source.shares]).encode()
         tokens = sum(part["tokens"] for part in found.values())
-        return {"tokens": tokens, "crc32": zlib.crc32(told)}
+        return {"tokens": tokens, "crc32": zlib.crc32(facts)}
 
     def sizes(self, splits: Iterable[str]) -> dict[str, SplitSize]:
         """Returns the sizes of the splits; UserError for a part without a training sequence."""
@@ -107,14 +107,14 @@ class MixedCorpus(Corpus):
         Batches of the parts are interleaved in proportion to their numbers, so that the first
         batches contain all parts.
         """
-        told = dict(batch_size=batch_size, rows=rows, stride=stride)
+        facts = dict(batch_size=batch_size, rows=rows, stride=stride)
         corpora = [c for c in self._corpora.values() if c._sequences(split).size.tokens]
         if not corpora:
             raise UserError(f"the {split} split of all parts is empty, so it cannot be evaluated")
         counts = [
             -(-(corpus._sequences(split).size.sequences + 1) // batch_size) for corpus in corpora
         ]
-        return woven([corpus.eval_batches(split, **told) for corpus in corpora], counts)
+        return woven([corpus.eval_batches(split, **facts) for corpus in corpora], counts)
 
     def check_stride(self, stride: int) -> None:
         """Raises UserError for a stride if examples of a part are whole sequences."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from md4_jax.data import packing
-from md4_jax.data.labelled import Padding, check_rejected, tell_cut
+from md4_jax.data.labelled import Padding, check_rejected, print_cut
 from md4_jax.data.sequences import Rows
 from md4_jax.protocols import UserError
 
@@ -72,7 +72,7 @@ def _pieces(
             "more, which leaves no room for an answer: raise data.length"
         )
     what = "pairs with the worse answer" if is_worse else "pairs"
-    tell_cut(what, split, length, cut, kept + left_out)
+    print_cut(what, split, length, cut, kept + left_out)
     if left_out and not is_worse:
         print(
             f"{left_out:,} of {kept + left_out:,} pairs of the {split} split are left out: their "

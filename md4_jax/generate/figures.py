@@ -61,13 +61,13 @@ def _label(axes: Any, ladder: Sequence[float]) -> None:
     size = axes.get_position().height * axes.figure.get_size_inches()[1] * 72  # points
     beside = dict(textcoords=axes.get_yaxis_transform(), xycoords=axes.get_yaxis_transform())
     line = dict(arrowstyle="-", color="tab:green", linewidth=0.7, shrinkA=0, shrinkB=0)
-    heights = apart(ladder, LINE * (high - low) / size)
+    heights = spread_apart(ladder, LINE * (high - low) / size)
     for order, (level, height) in enumerate(zip(ladder, heights, strict=True), start=1):
-        told = dict(va="center", arrowprops=line, annotation_clip=False, **beside)
-        axes.annotate(f"{order}-gram", (1.0, level), (1.03, height), **told)
+        style = dict(va="center", arrowprops=line, annotation_clip=False, **beside)
+        axes.annotate(f"{order}-gram", (1.0, level), (1.03, height), **style)
 
 
-def apart(values: Sequence[float], least: float) -> np.ndarray:
+def spread_apart(values: Sequence[float], least: float) -> np.ndarray:
     """Moves values apart so that they differ by at least `least`, keeping their order.
 
     The result has the smallest sum of squared changes: values that are too close form groups with

@@ -84,7 +84,7 @@ def _sample(path: Trajectory, domain: Any) -> dict[str, Any]:
     elif has_pictures(domain):
         levels = [0 if text == MASK else int(text) for text in path.words]
         facts["values"] = values(domain, levels)
-    told = changes(path)
+    parts = changes(path)
     return {
         **facts,
         "words": list(path.words),
@@ -93,20 +93,20 @@ def _sample(path: Trajectory, domain: Any) -> dict[str, Any]:
         "final": [int(symbol) for symbol in path.symbol[-1]],
         "frames": [
             {"step": int(step), "changes": part, **picture}
-            for step, part, picture in zip(path.step, told, pictures, strict=True)
+            for step, part, picture in zip(path.step, parts, pictures, strict=True)
         ],
     }
 
 
 def changes(path: Trajectory) -> list[list[list]]:
     """Lists [position, symbol, probability] of the changes in each frame."""
-    found, told = [], np.full(path.confidence.shape[1], -1.0)
+    found, shown = [], np.full(path.confidence.shape[1], -1.0)
     for index, (symbol, confidence) in enumerate(zip(path.symbol, path.confidence, strict=True)):
         moved = (symbol != path.symbol[index - 1]) if index else np.ones(len(symbol), bool)
-        moved |= np.abs(confidence - told) > RESOLUTION
+        moved |= np.abs(confidence - shown) > RESOLUTION
         if index == len(path.step) - 1:
-            moved |= confidence != told
-        told = np.where(moved, confidence, told)
+            moved |= confidence != shown
+        shown = np.where(moved, confidence, shown)
         found.append(
             [[int(n), int(symbol[n]), short(confidence[n])] for n in np.flatnonzero(moved)]
         )

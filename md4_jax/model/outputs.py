@@ -31,11 +31,11 @@ def logits(model: Any, tokens: Any, t: Any, context: Mapping[str, Any], at: Any)
             f"give at most one block of {amount(block, 'token')}, not {rows.shape[1]}, or use "
             "score or sample"
         )
-    told = inputs.contexts(context, rows)
+    contexts = inputs.contexts(context, rows)
     if model.experiment.network.classifies and at is not None:
         raise UserError(f"a classifier has no logits of single positions: remove at={at}")
     index = None if at is None else inputs.positions(at, rows)
-    found = _computed(model, "logits", _program, (rows, times, told, index))
+    found = _computed(model, "logits", _program, (rows, times, contexts, index))
     return found if np.ndim(tokens) == 2 else found[0]
 
 

@@ -106,7 +106,7 @@ def _called(line: Instruction, bodies: Mapping, unknown: int) -> list[tuple[int,
 def _trips(line: Instruction, bodies: Mapping) -> int | None:
     """Returns the trip count of a loop, or None if the text does not state it.
 
-    The number that `runtime.scopes.turns` says is about that.
+    A number from `runtime.scopes.turns`, which is an estimate, takes precedence.
     """
     said = re.search(rf'/{TURNS}(\d+)/while"', line.more)
     if said:

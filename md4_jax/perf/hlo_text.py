@@ -4,8 +4,8 @@ import math
 import re
 from typing import NamedTuple
 
-# Bytes of types without a size in their name.
-BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}
+# Bits of types without a number in their name.
+BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 
 class Instruction(NamedTuple):
@@ -39,7 +39,10 @@ def computations(text: str) -> dict[str, dict[str, Instruction]]:
 
 
 def size_of(shape: str) -> float:
-    """Bytes of a shape or a tuple in main memory; S(1) marks a TPU's vector memory."""
+    """Returns the bytes of a shape, or of a tuple, in main memory.
+
+    Arrays that S(1) marks lie in the vector memory of a TPU and do not count.
+    """
     size = 0.0
     for kind, numbers, layout in re.findall(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?", shape):
         if "S(1)" not in layout:
@@ -50,5 +53,5 @@ def size_of(shape: str) -> float:
 
 
 def sides(shape: str) -> list[int]:
-    """'f32[2,3]{1,0}' -> [2, 3]."""
+    """Returns the sizes of the axes of a shape: [2, 3] of 'f32[2,3]{1,0}'."""
     return [int(side) for side in re.search(r"\[([\d,]*)\]", shape)[1].split(",") if side]

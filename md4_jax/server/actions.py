@@ -171,18 +171,18 @@ class Playground:
 
         If they are drawn first, later positions are not drawn.
         """
-        told, known = None, set()
+        sent, known = None, set()
         for state in states:
             z, confidence = state.z[:shown], np.nan_to_num(state.confidence[:shown])
             moved = np.ones(shown, bool)
             is_drawn = state.settled >= shown
-            if told is not None:
+            if sent is not None:
                 exact = is_drawn or state.step == state.of
                 least = 0.0 if exact else pages.RESOLUTION
-                moved = (z != told[0]) | (np.abs(confidence - told[1]) > least)
-                confidence = np.where(moved, confidence, told[1])
-            redrawn = self._coded and (told is None or (z != told[0]).any())
-            told = z, confidence
+                moved = (z != sent[0]) | (np.abs(confidence - sent[1]) > least)
+                confidence = np.where(moved, confidence, sent[1])
+            redrawn = self._coded and (sent is None or (z != sent[0]).any())
+            sent = z, confidence
             at = np.flatnonzero(moved)
             new = set(z[at].tolist()) - known
             known |= new

@@ -63,8 +63,8 @@ class Mixture:
 
     def fingerprint(self) -> str:
         """Returns a hash of the parts and their shares."""
-        told = [[name, part.source.fingerprint()] for name, part in self.parts.items()]
-        return digest("mixture", told, self.shares)
+        hashes = [[name, part.source.fingerprint()] for name, part in self.parts.items()]
+        return digest("mixture", hashes, self.shares)
 
     def documents(self, split: str) -> Iterator[str]:
         """Yields the documents of one part after another."""

@@ -73,17 +73,17 @@ class Keys(NamedTuple):
     def document(self, where: str, record: dict[str, Any], path: Place, number: int) -> Document:
         """Returns the document of a record, a line or a row; UserError if it lacks a key."""
         if self.messages:
-            asked = _messages(where, record, "prompt_key", self.prompt) if self.prompt else ()
-            told, other = asked + _messages(where, record, "messages_key", self.messages), ()
+            prompt = _messages(where, record, "prompt_key", self.prompt) if self.prompt else ()
+            better, worse = prompt + _messages(where, record, "messages_key", self.messages), ()
             if self.rejected:
-                other = asked + _messages(where, record, "rejected_key", self.rejected)
-                check_answers(where, (self.messages, told), (self.rejected, other))
-            return Document("", path, number, messages=told, rejected_messages=other)
+                worse = prompt + _messages(where, record, "rejected_key", self.rejected)
+                check_answers(where, (self.messages, better), (self.rejected, worse))
+            return Document("", path, number, messages=better, rejected_messages=worse)
         label = _label(where, record, self.label) if self.label else ""
         prompt = _text(where, record, "prompt_key", self.prompt) if self.prompt else ""
         text = _text(where, record, "text_key", self.text)
-        other = _text(where, record, "rejected_key", self.rejected) if self.rejected else ""
-        return Document(text, path, number, label=label, prompt=prompt, rejected=other)
+        worse = _text(where, record, "rejected_key", self.rejected) if self.rejected else ""
+        return Document(text, path, number, label=label, prompt=prompt, rejected=worse)
 
 
 class Part(NamedTuple):
