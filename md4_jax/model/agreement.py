@@ -67,15 +67,16 @@ def differences(own: Meaning, read: Mapping[str, Any]) -> list[Difference]:
     """
     theirs = build_section("process", read["process"], vocab_size=own.options.vocab_size)
     found = _of_process(own.options, own.process, theirs)
-    told, name = read["objective"], own.objective["name"]
-    is_masked = isinstance(own.process, RevealsMasks) and name in (*MASKED, SCORES)
-    scores, ordered = ((name in kind) != (told["name"] in kind) for kind in ((SCORES,), ORDERED))
+    objective = read["objective"]
+    names = own.objective["name"], objective["name"]
+    is_masked = isinstance(own.process, RevealsMasks) and names[0] in (*MASKED, SCORES)
+    scores, ordered = ((names[0] in some) != (names[1] in some) for some in ((SCORES,), ORDERED))
     if is_masked and (scores or ordered):
-        found.append(Difference("objective.name", name, told["name"]))
-    if None not in (own.scaled, told.get("scaled")) and own.scaled != told["scaled"]:
-        found.append(Difference("objective.scaled", own.scaled, told["scaled"]))
-    if own.block != told.get("block", 0):
-        found.append(Difference("objective.block", own.block, told.get("block", 0)))
+        found.append(Difference("objective.name", *names))
+    if None not in (own.scaled, objective.get("scaled")) and own.scaled != objective["scaled"]:
+        found.append(Difference("objective.scaled", own.scaled, objective["scaled"]))
+    if own.block != objective.get("block", 0):
+        found.append(Difference("objective.block", own.block, objective.get("block", 0)))
     return found
 
 

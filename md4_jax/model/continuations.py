@@ -130,8 +130,8 @@ def are_greedy(
                 same = [pairs[part[k % len(part)]] for k in range(batch_size)]
                 logits = _logits(model, same, step, length, pads=pads)
                 if guidance != 1.0:
-                    free = _logits(model, same, step, length, pads=pads, hidden=True)
-                    logits = guidance * logits + (1.0 - guidance) * free
+                    uncond = _logits(model, same, step, length, pads=pads, hidden=True)
+                    logits = guidance * logits + (1.0 - guidance) * uncond
                 right = [one.continuation[step] for one in same]
                 greedy[part] = (np.argmax(logits, axis=-1) == right)[: len(part)]
     return greedy

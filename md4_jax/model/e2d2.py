@@ -127,8 +127,8 @@ def _check(backbone: Mapping[str, Any], tensors: Tensors) -> None:
         )
         cut = encoder != decoder
     if cut:
-        told = ", ".join(f"{key}={backbone.get(key)}" for key in CUTS)
+        said = ", ".join(f"{key}={backbone.get(key)}" for key in CUTS)
         raise UserError(
-            f"{where}.{told}: a decoder is only supported if its layers read the last layers of "
+            f"{where}.{said}: a decoder is only supported if its layers read the last layers of "
             "the encoder, as with tie_encoder_decoder_weights"
         )

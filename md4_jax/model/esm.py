@@ -21,7 +21,7 @@ from md4_jax.networks.published_esm import (
     TABLE,
     from_esm,
 )
-from md4_jax.networks.rotary import Turns
+from md4_jax.networks.rotary import Rope
 from md4_jax.protocols import UserError
 from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.paths import Place
@@ -110,12 +110,12 @@ def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
         vocab_size=len(ENTRIES),
     )  # fmt: skip
     heads = needed(told, tensors, "num_attention_heads")
-    turns = {} if told.get("rope_parameters") is None else told["rope_parameters"]
-    if turns.get("rope_type", "default") != "default":
+    rope = {} if told.get("rope_parameters") is None else told["rope_parameters"]
+    if rope.get("rope_type", "default") != "default":
         raise UserError(
-            f"{tensors.folder}: config.json says rope_parameters={turns!r}, which is not supported"
+            f"{tensors.folder}: config.json says rope_parameters={rope!r}, which is not supported"
         )
-    base = float(turns.get("rope_theta", told.get("rope_theta", 10_000.0)))
+    base = float(rope.get("rope_theta", told.get("rope_theta", 10_000.0)))
     return {
         **files.shipped("networks").ESM,
         "name": "esm", "size": size, "depth": depth, "hidden": hidden, "heads": heads,
@@ -172,7 +172,7 @@ def _is_half(tensors: Tensors, base: float, size: int) -> bool:
         return False
     stored = np.asarray(tensors.small(name), np.float64)
     for half in (False, True):
-        formula = Turns(base, half=half).frequency(size)
+        formula = Rope(base, half=half).frequency(size)
         if stored.shape == formula.shape and np.allclose(stored, formula, rtol=1e-6, atol=0):
             return half
     raise UserError(

@@ -174,13 +174,13 @@ def _rotary(
     """Returns the options of rotary positions of local and of global layers."""
     told = text.get("rope_parameters") or ROTARY
     found = tuple(told.get(kind, ROTARY[kind]) for kind in (NEAR, ALL))
-    for kind, turns in zip((NEAR, ALL), found, strict=True):
-        odd = turns.get("factor", 1.0) != 1.0 or (
-            kind == NEAR and turns.get("partial_rotary_factor", 1.0) != 1.0
+    for kind, rope in zip((NEAR, ALL), found, strict=True):
+        odd = rope.get("factor", 1.0) != 1.0 or (
+            kind == NEAR and rope.get("partial_rotary_factor", 1.0) != 1.0
         )
-        if odd or turns.get("rope_type", "default") != ROTARY[kind]["rope_type"]:
+        if odd or rope.get("rope_type", "default") != ROTARY[kind]["rope_type"]:
             raise UserError(
-                f"{tensors.folder}: config.json says rope_parameters.{kind}={dict(turns)}, which "
+                f"{tensors.folder}: config.json says rope_parameters.{kind}={dict(rope)}, which "
                 f"is not supported: except for the numbers it must be {ROTARY[kind]}"
             )
     return found

@@ -81,14 +81,14 @@ class Layout:
         if not (folder / FILE).exists():
             return None
         try:
-            told = json.loads((folder / FILE).read_text(encoding="utf-8"))
-            arrays = {name: (kind, tuple(shape)) for name, (kind, shape) in told["arrays"].items()}
+            fields = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            arrays = {n: (kind, tuple(shape)) for n, (kind, shape) in fields["arrays"].items()}
             if unknown := {kind for kind, _ in arrays.values()} - TYPES.keys():
                 raise ValueError(f"unknown types {unknown}")
-            base, texts = told.get("base", ""), told.get("files", {})
+            base, texts = fields.get("base", ""), fields.get("files", {})
             if not all(name in FILES and isinstance(text, str) for name, text in texts.items()):
                 raise ValueError(f"its files are not texts of {', '.join(FILES)}")
-            return cls(told["config"], arrays, told["mask"], told["others"], base, texts)
+            return cls(fields["config"], arrays, fields["mask"], fields["others"], base, texts)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise UserError(f"{folder / FILE} is damaged: {error}") from error
 

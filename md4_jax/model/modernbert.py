@@ -84,16 +84,16 @@ def _bases(told: Mapping[str, Any], tensors: Tensors) -> tuple[float, float]:
     """
     every = told.get("global_rope_theta", 160_000.0)
     near = told.get("local_rope_theta", every if "global_rope_theta" in told else 10_000.0)
-    for kind, turns in (told.get("rope_parameters") or {}).items():
+    for kind, rope in (told.get("rope_parameters") or {}).items():
         if kind not in ("full_attention", "sliding_attention") or (
-            turns.get("rope_type", "default") != "default"
+            rope.get("rope_type", "default") != "default"
         ):
             raise UserError(
-                f"{tensors.folder}: config.json says rope_parameters.{kind}={turns!r}, which is "
+                f"{tensors.folder}: config.json says rope_parameters.{kind}={rope!r}, which is "
                 "not supported: only rope_theta of full_attention and sliding_attention is"
             )
         if kind == "full_attention":
-            every = turns["rope_theta"]
+            every = rope["rope_theta"]
         else:
-            near = turns["rope_theta"]
+            near = rope["rope_theta"]
     return float(every), float(near)

@@ -258,7 +258,7 @@ def _esm(own: Own) -> Layout:
     """Returns the layout of ESM-2, which stores the angles of rotary positions."""
     o = own.options
     arrays = {name: ("F32", shape) for name, shape in esm.arrays(o, own.rows)}
-    angles = o.turns.frequency(o.attention_size).tolist()
+    angles = o.rope.frequency(o.attention_size).tolist()
     return Layout(esm.told(o, own.length, own.rows), arrays, None, {esm.ANGLES[0]: angles})
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from md4_jax.networks.attention import Form, attend_masked, attend_where
 from md4_jax.networks.halves import halves_seen
 from md4_jax.networks.keys import for_queries
-from md4_jax.networks.rotary import TURNS, Turns, rotate
+from md4_jax.networks.rotary import ROPE, Rope, rotate
 from md4_jax.networks.splash import fits, splash
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import splits_sequences
@@ -45,14 +45,14 @@ class KVCache(NamedTuple):
         segments: Array | None,
         *,
         kernel: str,
-        turns: Turns,
+        rope: Rope,
     ) -> tuple[Array, tuple[Array, Array]]:
         """Attends from a block to the cache and to itself; the text is one document.
 
         Returns (result, own keys and values, which the caller appends).
         """
         del segments
-        return attend_cached(query, own, self, kernel=kernel, turns=turns), own
+        return attend_cached(query, own, self, kernel=kernel, rope=rope), own
 
     def append(self, keys: Array, values: Array) -> "KVCache":
         """Overwrites the oldest entries by a block [..., B, P, H, Dh]; P divides W and count."""
@@ -76,11 +76,11 @@ class LeftToRight(KVCache):
         segments: Array | None,
         *,
         kernel: str,
-        turns: Turns,
+        rope: Rope,
     ) -> tuple[Array, tuple[Array, Array]]:
         """Attends from each token of a block to the cache, to itself and to earlier ones."""
         del segments
-        return attend_cached(query, own, self, kernel=kernel, turns=turns, step=1), own
+        return attend_cached(query, own, self, kernel=kernel, rope=rope, step=1), own
 
 
 class Surroundings(NamedTuple):
@@ -106,7 +106,7 @@ class Surroundings(NamedTuple):
         segments: Array | None,
         *,
         kernel: str,
-        turns: Turns,
+        rope: Rope,
     ) -> tuple[Array, tuple[Array, Array]]:
         """Attends from the window's queries [B, P, H, Dh] to its own keys and all others.
 
@@ -117,8 +117,8 @@ class Surroundings(NamedTuple):
         keys, values, begin = self.append(*own)
         rows, count, heads, _ = query.shape
         places = jnp.broadcast_to(begin + jnp.arange(count), (rows, count))
-        query = rotate(query, places, length=keys.shape[1], turns=turns)
-        keys, values = (for_queries(x, heads) for x in (rotate(keys, turns=turns), values))
+        query = rotate(query, places, length=keys.shape[1], rope=rope)
+        keys, values = (for_queries(x, heads) for x in (rotate(keys, rope=rope), values))
         mask = None
         if segments is not None:
             asking = jnp.take_along_axis(segments, places, axis=1)
@@ -141,7 +141,7 @@ def attend_cached(
     cache: KVCache,
     *,
     kernel: str = "plain",
-    turns: Turns = TURNS,
+    rope: Rope = ROPE,
     step: int = 0,
 ) -> Array:
     """Attends from a block of queries [B, P, H, Dh] to the tokens of the cache and to itself.
@@ -167,8 +167,8 @@ def attend_cached(
         held = cache.count + jnp.concatenate([-age, jnp.arange(length)])
         itself = np.eye(length, window + length, window, dtype=bool)
         seen = seen & (held >= cache.begin[:, None, None, None]) | itself
-    query = rotate(query, places[:, window:], length=window + length, turns=turns)
-    keys = rotate(keys, places, length=window + length, turns=turns)
+    query = rotate(query, places[:, window:], length=window + length, rope=rope)
+    keys = rotate(keys, places, length=window + length, rope=rope)
     keys, values = (for_queries(x, query.shape[2]) for x in (keys, values))
     form = Form(rounded=kernel == "rounded")
     return attend_where(query, keys, values, seen, form)
@@ -264,13 +264,13 @@ def block_diffusion_attention(
     return jnp.concatenate([out, of_clean], axis=1)
 
 
-def rotated_halves(x: Array, length: int, turns: Turns = TURNS) -> Array:
+def rotated_halves(x: Array, length: int, rope: Rope = ROPE) -> Array:
     """Rotates one or two halves [B, n L, H, Dh], each with the positions 0..L-1."""
     if splits_sequences():
         places = jnp.broadcast_to(jnp.arange(x.shape[1]) % length, x.shape[:2])
-        return rotate(x, places, length=length, turns=turns)
+        return rotate(x, places, length=length, rope=rope)
     parts = jnp.split(x, x.shape[1] // length, axis=1)
-    return jnp.concatenate([rotate(part, turns=turns) for part in parts], axis=1)
+    return jnp.concatenate([rotate(part, rope=rope) for part in parts], axis=1)
 
 
 def tile(length: int, block: int) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from md4_jax.networks.rotary import Turns
+from md4_jax.networks.rotary import Rope
 from md4_jax.protocols import Array
 
 
@@ -26,7 +26,7 @@ class Cache(Protocol):
         segments: Array | None,
         *,
         kernel: str,
-        turns: Turns,
+        rope: Rope,
     ) -> tuple[Array, tuple[Array, Array]]:
         """Attends from tokens [B, P, H, Dh] to the cache of one layer and to `own` keys and values.
 

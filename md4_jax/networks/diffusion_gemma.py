@@ -21,7 +21,7 @@ from md4_jax.networks.depth import REMAT
 from md4_jax.networks.gemma_module import DiffusionGemmaModule
 from md4_jax.networks.linear import ADAPTERS, rounded
 from md4_jax.networks.products import PRODUCTS, products_for
-from md4_jax.networks.rotary import BASE, Turns
+from md4_jax.networks.rotary import BASE, Rope
 from md4_jax.protocols import (
     Accelerator,
     Array,
@@ -134,9 +134,9 @@ class DiffusionGemma:
             return self.head_dim, self.kv_heads
         return self.global_head_dim, self.global_kv_heads
 
-    def turns_of(self, near: bool) -> Turns:
+    def rope_of(self, near: bool) -> Rope:
         """Returns the angles of a layer's positions."""
-        return Turns(self.local_base) if near else Turns(self.rotary_base, pairs=self.rotary_part)
+        return Rope(self.local_base) if near else Rope(self.rotary_base, pairs=self.rotary_part)
 
     @property
     def adapters(self) -> str:

@@ -14,7 +14,7 @@ from md4_jax.networks.depth import REMAT, bound, stack
 from md4_jax.networks.dropout import layer_keys
 from md4_jax.networks.keys import for_queries
 from md4_jax.networks.layers import norm, rows
-from md4_jax.networks.rotary import Turns, rotate
+from md4_jax.networks.rotary import Rope, rotate
 from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Array
 
@@ -36,17 +36,17 @@ class WholeText(NamedTuple):
     values: Array | None = None
 
     def attend(
-        self, query: Array, own: KeysValues, segments: Array | None, *, kernel: str, turns: Turns
+        self, query: Array, own: KeysValues, segments: Array | None, *, kernel: str, rope: Rope
     ) -> tuple[Array, KeysValues]:
         """Attends from all queries [B, L, H, Dh]; returns (result, own keys and values)."""
 
         def ready(key: Array, value: Array) -> KeysValues:
             heads = query.shape[2]
-            return for_queries(rotate(key, turns=turns), heads), for_queries(value, heads)
+            return for_queries(rotate(key, rope=rope), heads), for_queries(value, heads)
 
         clean = None if self.keys is None else ready(self.keys, self.values)
         mixed = attend_blocks(
-            rotate(query, turns=turns), ready(*own), clean,
+            rotate(query, rope=rope), ready(*own), clean,
             block=self.block, segments=segments, kernel=kernel,
         )  # fmt: skip
         return mixed, own
@@ -73,12 +73,12 @@ class SeveralBlocks(NamedTuple):
         segments: Array | None,
         *,
         kernel: str,
-        turns: Turns,
+        rope: Rope,
     ) -> tuple[Array, tuple[Array, Array]]:
         """Attends from each block to the cache, to itself and to earlier blocks."""
         del segments
         step = self.block
-        return attend_cached(query, own, self.cache, kernel=kernel, turns=turns, step=step), own
+        return attend_cached(query, own, self.cache, kernel=kernel, rope=rope, step=step), own
 
 
 class KeysAlone:

@@ -12,7 +12,7 @@ from md4_jax.networks.bert import BertModule
 from md4_jax.networks.binding import Binding
 from md4_jax.networks.context import check_fixed
 from md4_jax.networks.flops import formula
-from md4_jax.networks.rotary import Turns
+from md4_jax.networks.rotary import Rope
 from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import Array, Network, Params, UserError
 
@@ -69,9 +69,9 @@ class Esm(Transformer):
                 )
 
     @property
-    def turns(self) -> Turns:
+    def rope(self) -> Rope:
         """Angles of the rotary positions."""
-        return super().turns._replace(half=self.rotary_half)
+        return super().rope._replace(half=self.rotary_half)
 
     def build(self, platform: str = "cpu") -> Network:
         """Makes the network for a platform."""

@@ -49,10 +49,10 @@ class Attention(nn.Module):
 
         query, key = heads("query", o.heads), heads("key", kv_heads)
         value = heads("value", kv_heads) if self.near else key
-        turns = o.turns_of(self.near)
-        query = rotate_at(normal(query, "query_norm"), places, turns)
+        rope = o.rope_of(self.near)
+        query = rotate_at(normal(query, "query_norm"), places, rope)
         own = (
-            rotate_at(normal(key, "key_norm"), places, turns),
+            rotate_at(normal(key, "key_norm"), places, rope),
             normal(value, "value_norm", gain=False),
         )
         seen = own

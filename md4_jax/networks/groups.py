@@ -70,8 +70,8 @@ class GroupAttention(nn.Module):
         query, key, value = (
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
-        query = rotate(query, places_BxP, length=self.length, turns=o.turns)
-        key = rotate(key, at_BxM, length=self.length, turns=o.turns)
+        query = rotate(query, places_BxP, length=self.length, rope=o.rope)
+        key = rotate(key, at_BxM, length=self.length, rope=o.rope)
         key, value = (repeated(a, o.heads) for a in (key, value))
         form = Form(rounded=rounding(o.attention, o.products) == "rounded")
         mixed = attend_where(query, key, value, seen[:, None], form)

@@ -104,21 +104,21 @@ def attended(
         constrain(a, BATCH_AXES, CONTEXT, "tensor", None) for a in (query, key, value)
     )
     part = o.rotary_part if o.rotary and not o.positions else 0.0
-    turns, own = o.turns._replace(part=part), None
+    rope, own = o.rope._replace(part=part), None
     if o.query_scaling:
         where = asked_places(key.shape[1], segments, index, cache, halved=block > 0)
         query = scaled_queries(query, where[..., : query.shape[1]], tuple(o.query_scaling))
     if cache is not None:
-        mixed, own = cache.attend(query, (key, value), segments, kernel=kernel, turns=turns)
+        mixed, own = cache.attend(query, (key, value), segments, kernel=kernel, rope=rope)
     elif block:
-        turned = (rotated_halves(x, key.shape[1] // 2, turns) for x in (query, key))
+        turned = (rotated_halves(x, key.shape[1] // 2, rope) for x in (query, key))
         form = dict(segments=segments, kernel=kernel, causal=o.causal_context)
         mixed = block_diffusion_attention(*turned, value, block=block, **form)
     elif isinstance(segments, InOrder):
-        mixed = segments.attend(query, (key, value), index=index, kernel=kernel, turns=turns)
+        mixed = segments.attend(query, (key, value), index=index, kernel=kernel, rope=rope)
     else:
-        query = rotate(query, index, length=key.shape[1], turns=turns, grid=o.grid)
-        turned = query, rotate(key, turns=turns, grid=o.grid), value
+        query = rotate(query, index, length=key.shape[1], rope=rope, grid=o.grid)
+        turned = query, rotate(key, rope=rope, grid=o.grid), value
         where = dict(segments=segments, index=index)
         if o.reach is not None:
             mixed = attend_near(*turned, reach=o.reach, kernel=kernel, **where)

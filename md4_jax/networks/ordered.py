@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from md4_jax.networks.attention import Form, attend_masked, attend_where
 from md4_jax.networks.keys import for_queries
-from md4_jax.networks.rotary import Turns, rotate
+from md4_jax.networks.rotary import Rope, rotate
 from md4_jax.protocols import Array, Ordered, UserError
 
 # Options of a network that reads in an order, with their only allowed values.
@@ -48,7 +48,7 @@ class InOrder(NamedTuple):
         *,
         index: Array | None,
         kernel: str,
-        turns: Turns,
+        rope: Rope,
     ) -> Array:
         """Attends from the positions index (None: all) to `own` keys and values.
 
@@ -58,9 +58,9 @@ class InOrder(NamedTuple):
         length, count = self.rank.shape[1], key.shape[1]
         asked = jnp.arange(count)[None] if index is None else index
         place = asked % length
-        query = rotate(query, jnp.broadcast_to(place, query.shape[:2]), length=length, turns=turns)
+        query = rotate(query, jnp.broadcast_to(place, query.shape[:2]), length=length, rope=rope)
         places = jnp.broadcast_to(jnp.arange(count)[None] % length, key.shape[:2])
-        key = rotate(key, places, length=length, turns=turns)
+        key = rotate(key, places, length=length, rope=rope)
         key, value = (for_queries(x, query.shape[2]) for x in (key, value))
         asked = jnp.broadcast_to(asked, query.shape[:2])
         return attend_masked(query, key, value, self._seen(asked, count)[:, None], kernel)
@@ -118,7 +118,7 @@ class RankedCache(NamedTuple):
         segments: Array | None,
         *,
         kernel: str,
-        turns: Turns,
+        rope: Rope,
     ) -> tuple[Array, tuple[Array, Array]]:
         """Attends from P symbols to the cache, to themselves and to those before them.
 
@@ -127,7 +127,7 @@ class RankedCache(NamedTuple):
         """
         del segments
         length, heads = self.keys.shape[1], query.shape[2]
-        query, key = (rotate(x, self.place, length=length, turns=turns) for x in (query, own[0]))
+        query, key = (rotate(x, self.place, length=length, rope=rope) for x in (query, own[0]))
         before = self.rank[:, :, None] >= self.rank[:, None]
         known = jnp.broadcast_to(self.known[:, None], (*self.place.shape, length))
         seen = jnp.concatenate([known, before], axis=2)

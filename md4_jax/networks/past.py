@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.attention import operand_of, product_of
-from md4_jax.networks.rotary import Turns, rotate
+from md4_jax.networks.rotary import Rope, rotate
 from md4_jax.protocols import Array
 
 
@@ -35,7 +35,7 @@ class Past(NamedTuple):
         segments: Array | None,
         *,
         kernel: str,
-        turns: Turns,
+        rope: Rope,
     ) -> tuple[Array, tuple[Array, Array]]:
         """Computes causal attention of the next P tokens to the cached tokens and themselves.
 
@@ -46,7 +46,7 @@ class Past(NamedTuple):
         rows, length, heads, each = query.shape
         places = jnp.broadcast_to(self.count + jnp.arange(length), (rows, length))
         query, key = (
-            rotate(x, places, length=self.keys.shape[1], turns=turns) for x in (query, own[0])
+            rotate(x, places, length=self.keys.shape[1], rope=rope) for x in (query, own[0])
         )
         operand = operand_of(kernel == "rounded")
         groups = query.reshape(rows, length, key.shape[2], -1, each)

@@ -258,7 +258,7 @@ def blocks(
 ) -> dict:
     """Returns {path: function that reads it}, or lists of functions if blocks are scanned.
 
-    begin: index of the first layer; the caller converts those before it.
+    gives: {path in a block: function of a reader of the layer's arrays}. begin: first layer to read
     """
     layers = [
         {

@@ -18,7 +18,7 @@ RAMPS = ("turns", "pairs")
 ROUNDED = ("float32", "bfloat16")
 
 
-class Turns(NamedTuple):
+class Rope(NamedTuple):
     """Angles by which positions rotate pairs of features.
 
     base     position p rotates pair i of a head by p / base^(2 i / Dh)
@@ -57,8 +57,8 @@ class Turns(NamedTuple):
         if self.ramp == "pairs":
             kept = self._kept_pairs(size)
         else:
-            turns = length * plain / (2 * math.pi)
-            kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+            rotations = length * plain / (2 * math.pi)
+            kept = np.clip((rotations - low) / (high - low), 0.0, 1.0)
         return plain * (kept + (1.0 - kept) / factor)
 
     def _kept_pairs(self, size: int) -> np.ndarray:
@@ -69,8 +69,8 @@ class Turns(NamedTuple):
         """
         _, low, high, length = self.scaling
 
-        def pair(turns: float) -> float:
-            return size * math.log(length / (2 * math.pi * turns)) / (2 * math.log(self.base))
+        def pair(rotations: float) -> float:
+            return size * math.log(length / (2 * math.pi * rotations)) / (2 * math.log(self.base))
 
         first, last = max(math.floor(pair(high)), 0), min(math.ceil(pair(low)), size - 1)
         # A single step, if the ramp has no width.
@@ -79,20 +79,20 @@ class Turns(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def _angles(sides: tuple[int, ...], size: int, turns: Turns) -> np.ndarray:
+def _angles(sides: tuple[int, ...], size: int, rope: Rope) -> np.ndarray:
     """Computes cos and sin of position times frequency in float64: float32 [2, L, Dh / 2].
 
     Positions are those of a grid with these sides, row by row; each axis has an equal part of Dh.
     """
     each = size // len(sides)
-    frequency = turns.frequency(each)
+    frequency = rope.frequency(each)
     places = np.unravel_index(np.arange(math.prod(sides)), sides)
     angle = np.concatenate([place[:, None] * frequency for place in places], axis=1)
-    waves = turns.gain * np.stack([np.cos(angle), np.sin(angle)])
-    return waves.astype(np.float32).astype(jnp.dtype(turns.type)).astype(np.float32)
+    waves = rope.gain * np.stack([np.cos(angle), np.sin(angle)])
+    return waves.astype(np.float32).astype(jnp.dtype(rope.type)).astype(np.float32)
 
 
-TURNS = Turns()
+ROPE = Rope()
 
 
 def rotate(
@@ -100,20 +100,20 @@ def rotate(
     index: Array | None = None,
     *,
     length: int = 0,
-    turns: Turns = TURNS,
+    rope: Rope = ROPE,
     grid: tuple[int, ...] = (),
 ) -> Array:
     """Applies rotary position embeddings (arXiv:2104.09864) to the two halves, in float32.
 
-    turns  base and scaling of the angles
+    rope   base and scaling of the angles
     index  int32 [B, P], the positions, all below `length`; None: 0, 1, ...
     grid   (rows, columns) of two-dimensional positions, numbered row by row; (): one dimension
     """
-    if not turns.part:
+    if not rope.part:
         return x_BxLxHxDh
     sides = grid or (length or x_BxLxHxDh.shape[1],)
-    size = int(turns.part * x_BxLxHxDh.shape[-1])
-    angles = _angles(sides, size, turns)
+    size = int(rope.part * x_BxLxHxDh.shape[-1])
+    angles = _angles(sides, size, rope)
     cos, sin = angles if index is None else jnp.asarray(angles)[:, index]
     cos, sin = (x[..., :, None, :] for x in (cos, sin))
     left, right = jnp.split(x_BxLxHxDh[..., :size].astype(jnp.float32), 2, axis=-1)
@@ -124,12 +124,12 @@ def rotate(
     return jnp.concatenate([rotated, x_BxLxHxDh[..., size:]], axis=-1)
 
 
-def rotate_at(x_BxLxHxDh: Array, places: Array, turns: Turns) -> Array:
+def rotate_at(x_BxLxHxDh: Array, places: Array, rope: Rope) -> Array:
     """Applies rotary position embeddings at arbitrary positions, int32 [B or 1, L], in float32.
 
     It is `rotate` for unbounded positions. Angles are rounded to float32.
     """
-    angles = places[..., None] * turns.frequency(x_BxLxHxDh.shape[-1]).astype(np.float32)
+    angles = places[..., None] * rope.frequency(x_BxLxHxDh.shape[-1]).astype(np.float32)
     cos, sin = (f(angles)[:, :, None] for f in (jnp.cos, jnp.sin))
     left, right = jnp.split(x_BxLxHxDh.astype(jnp.float32), 2, axis=-1)
     found = jnp.concatenate([left * cos - right * sin, left * sin + right * cos], axis=-1)
@@ -152,9 +152,9 @@ class Positions:
     """Options of a network for positions in attention.
 
     rotary_base     position p rotates pair i of a head's features by p / base^(2 i / Dh)
-    rotary_scaling  (factor, low, high, length) of `Turns`, as in Llama 3.1; (): none
+    rotary_scaling  (factor, low, high, length) of `Rope`, as in Llama 3.1; (): none
     rotary_part     fraction of a head's features that are rotated
-    rotary_ramp     turns (Llama 3.1) or pairs (YaRN): interpolation between pairs; see `Turns`
+    rotary_ramp     turns (Llama 3.1) or pairs (YaRN): interpolation between pairs; see `Rope`
     rotary_gain     factor of rotated features (YaRN)
     rotary_type     type to which cosines and sines are rounded: float32, or bfloat16, as in the
                     code of TinyLlama and SMDM (arXiv:2410.18514)
@@ -170,9 +170,9 @@ class Positions:
     query_scaling: tuple[float, ...] = ()
 
     @property
-    def turns(self) -> Turns:
+    def rope(self) -> Rope:
         """Angles of the rotary positions."""
-        return Turns(
+        return Rope(
             self.rotary_base, tuple(self.rotary_scaling), self.rotary_part, self.rotary_ramp,
             self.rotary_gain, type=self.rotary_type,
         )  # fmt: skip

@@ -20,7 +20,7 @@ from md4_jax.networks.group_norm import GroupNorm, normalised
 from md4_jax.networks.images import patches, unpatched
 from md4_jax.networks.ordinal import log_masses
 from md4_jax.networks.residual import ResidualBlock
-from md4_jax.networks.rotary import Turns, rotate
+from md4_jax.networks.rotary import Rope, rotate
 from md4_jax.networks.unet import UNet
 from md4_jax.networks.uvit import UViT, sinusoids
 from md4_jax.protocols import UserError
@@ -123,7 +123,7 @@ def test_rotary_products_on_a_grid_depend_on_both_distances():
     query, key = (
         jnp.broadcast_to(rng.normal(size=8).astype(np.float32), (1, 12, 1, 8)) for _ in range(2)
     )
-    turned = (rotate(x, turns=Turns(100.0), grid=(3, 4)) for x in (query, key))
+    turned = (rotate(x, rope=Rope(100.0), grid=(3, 4)) for x in (query, key))
     product = np.einsum("bihd,bjhd->ij", *turned).reshape(3, 4, 3, 4)
     np.testing.assert_allclose(product[1:, :, 1:], product[:-1, :, :-1], atol=1e-5)
     np.testing.assert_allclose(product[:, 1:, :, 1:], product[:, :-1, :, :-1], atol=1e-5)

@@ -19,7 +19,7 @@ from md4_jax.networks.maskgit import MaskGit
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.ordinal import log_masses
 from md4_jax.networks.partition import Partition
-from md4_jax.networks.rotary import Turns, rotate
+from md4_jax.networks.rotary import Rope, rotate
 from md4_jax.networks.transformer import Transformer
 from md4_jax.options import MeshOptions
 from md4_jax.protocols import Conditioned, UserError
@@ -206,7 +206,7 @@ LLAMA_3 = [
 
 
 def test_frequencies_of_llama_3():
-    found = Turns(5e5, (32.0, 1.0, 4.0, 8192.0)).frequency(64)
+    found = Rope(5e5, (32.0, 1.0, 4.0, 8192.0)).frequency(64)
     np.testing.assert_allclose(found, LLAMA_3, rtol=5e-6)  # six digits
 
 
@@ -230,13 +230,13 @@ YARN = {
 @pytest.mark.parametrize("case", YARN, ids=["ministral", "small", "a step"])
 def test_frequencies_of_yarn(case):
     base, scaling, size, each = case
-    found = Turns(base, scaling, ramp="pairs").frequency(size)[::each]
+    found = Rope(base, scaling, ramp="pairs").frequency(size)[::each]
     np.testing.assert_allclose(found, YARN[case], rtol=5e-6)  # six digits
 
 
 def test_a_gain_multiplies_what_is_turned():
     x = jnp.asarray(np.random.default_rng(3).normal(size=(1, 5, 1, 8)), jnp.float32)
-    plain, found = (rotate(x, turns=Turns(part=0.5, gain=gain)) for gain in (1.0, 1.5))
+    plain, found = (rotate(x, rope=Rope(part=0.5, gain=gain)) for gain in (1.0, 1.5))
     np.testing.assert_allclose(found[..., :4], 1.5 * plain[..., :4], rtol=1e-5)
     np.testing.assert_array_equal(found[..., 4:], x[..., 4:])
 
