@@ -205,24 +205,24 @@ def _starts(problem: Problem, key: Array) -> list[Array]:
 def _dependent(problem: Problem) -> np.ndarray:
     """Returns a distribution of dependent tokens over the rows where all tokens count: [rows]."""
     x, counts = problem.batch.tokens, problem.groups[0]
-    law = np.where((x[:, 1:] == x[:, :-1]).all(axis=1), 4.0, 1.0) * counts
-    return law / law.sum()
+    p = np.where((x[:, 1:] == x[:, :-1]).all(axis=1), 4.0, 1.0) * counts
+    return p / p.sum()
 
 
 def _search(problem: Problem, steps: int) -> Callable[..., Array]:
-    """Returns (table, key, a, law) -> table after Adam on a log sum exp(-L) - sum law L."""
+    """Returns (table, key, a, p) -> table after Adam on a log sum exp(-L) - sum p L."""
     nats, groups = problem.nats(rule(problem.steps, 6)), jnp.asarray(problem.groups)
 
-    def loss(table: Array, key: Array, weight: Array, law: Array) -> Array:
+    def loss(table: Array, key: Array, weight: Array, p: Array) -> Array:
         found = nats(table, *jax.random.split(key))
         sums = jax.nn.logsumexp(jnp.where(groups, -found, -jnp.inf), axis=1)
-        return law @ found - weight * jnp.max(sums)
+        return p @ found - weight * jnp.max(sums)
 
     @jax.jit
-    def ascend(table: Array, key: Array, weight: Array, law: Array) -> Array:
+    def ascend(table: Array, key: Array, weight: Array, p: Array) -> Array:
         def step(state, number):
             table, first, second = state
-            slope = jax.grad(loss)(table, jax.random.fold_in(key, number), weight, law)
+            slope = jax.grad(loss)(table, jax.random.fold_in(key, number), weight, p)
             slope = jnp.nan_to_num(slope)
             first, second = 0.9 * first + 0.1 * slope, 0.99 * second + 0.01 * slope**2
             count = number + 1.0
@@ -233,7 +233,7 @@ def _search(problem: Problem, steps: int) -> Callable[..., Array]:
         still = jnp.zeros_like(table)
         return jax.lax.scan(step, (table, still, still), jnp.arange(steps))[0][0]
 
-    return lambda table, key, weight, law: ascend(table, key, jnp.asarray(weight), jnp.asarray(law))
+    return lambda table, key, weight, p: ascend(table, key, jnp.asarray(weight), jnp.asarray(p))
 
 
 def _measure(problem: Problem, many: bool) -> Callable[[Array, Array], np.ndarray]:

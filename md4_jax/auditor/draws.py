@@ -62,7 +62,7 @@ def enumerated(process: Any, choices: Choices) -> Any:
     """
     cls = type(process)
     own: dict[str, Callable] = {}
-    if law_of(process) is not None:
+    if marginals_of(process) is not None:
         own["corrupt"] = _corrupt(cls, choices)
     if isinstance(process, RevealsMasks):
         own |= {"mask_each": _mask_each(cls, choices), "mask_exactly": _mask_exactly(cls, choices)}
@@ -74,29 +74,29 @@ def enumerated(process: Any, choices: Choices) -> Any:
     return made
 
 
-def law_of(process: Any) -> Callable[[Array, Array], Array] | None:
+def marginals_of(process: Any) -> Callable[[Array, Array], Array] | None:
     """Returns (x [B, L], t [B]) -> q(z_n = y | x_n) [B, L, S]; None if the process states none."""
     if hasattr(process, "marginal"):
         return lambda x, t: jnp.take_along_axis(process.marginal(t), x[..., None], axis=1)
     if isinstance(process, RevealsBySymbol):
         masks = lambda x: jnp.full_like(x, process.mask_id)  # noqa: E731
         hidden = lambda x, t: jnp.exp(process.log_probability(masks(x), x, t))  # noqa: E731
-        return lambda x, t: _masked_law(process, x, hidden(x, t))
+        return lambda x, t: _masked_marginals(process, x, hidden(x, t))
     if isinstance(process, RevealsMasks):
         hidden = lambda t: process.schedule.one_minus_alpha(t)[:, None]  # noqa: E731
-        return lambda x, t: _masked_law(process, x, jnp.broadcast_to(hidden(t), x.shape))
+        return lambda x, t: _masked_marginals(process, x, jnp.broadcast_to(hidden(t), x.shape))
     if isinstance(process, RedrawsUniformly):
-        return lambda x, t: _redrawn_law(process, x, t)
+        return lambda x, t: _redrawn_marginals(process, x, t)
     return None
 
 
-def _masked_law(process: Any, x: Array, hidden: Array) -> Array:
+def _masked_marginals(process: Any, x: Array, hidden: Array) -> Array:
     kept = jax.nn.one_hot(x, process.vocab_size + 1)
     mask = jax.nn.one_hot(jnp.full_like(x, process.mask_id), process.vocab_size + 1)
     return (1.0 - hidden)[..., None] * kept + hidden[..., None] * mask
 
 
-def _redrawn_law(process: RedrawsUniformly, x: Array, t: Array) -> Array:
+def _redrawn_marginals(process: RedrawsUniformly, x: Array, t: Array) -> Array:
     symbols, rho = process.vocab_size, process.ratio(t)[:, None, None]
     ratios = jnp.where(jax.nn.one_hot(x, symbols) > 0, 1.0, rho)
     return ratios / (1.0 + (symbols - 1) * rho)
@@ -110,15 +110,15 @@ def _corrupt(cls: type, choices: Choices) -> Callable:
         """
         if not choices.fits(x, in_parts=True):
             return cls.corrupt(self, keys, x, t)
-        law, length = law_of(self)(x, t), x.size // len(choices.weight)
+        q, length = marginals_of(self)(x, t), x.size // len(choices.weight)
         if self.shows_clean and getattr(self, "mask_id", None) is not None:
             z = jnp.where(choices.each(2, length).reshape(x.shape) > 0, self.mask_id, x)
         else:
-            z = choices.each(law.shape[-1], length).reshape(x.shape)
-        chances = jnp.take_along_axis(law, z[..., None], axis=-1)[..., 0]
-        chance = jnp.prod(chances.reshape(-1, length), axis=1)
-        choices.count(chance)
-        possible = jnp.repeat(chance > 0, len(x) // len(chance))[:, None]
+            z = choices.each(q.shape[-1], length).reshape(x.shape)
+        of_tokens = jnp.take_along_axis(q, z[..., None], axis=-1)[..., 0]
+        probability = jnp.prod(of_tokens.reshape(-1, length), axis=1)
+        choices.count(probability)
+        possible = jnp.repeat(probability > 0, len(x) // len(probability))[:, None]
         return jnp.where(possible, z, x).astype(x.dtype)
 
     return corrupt

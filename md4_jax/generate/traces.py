@@ -82,7 +82,7 @@ def trajectory(
     number  for each window int [F], the index of each frame if some are omitted; None: all are
             included
     """
-    steps, states, chances, taken = [], [], [], 0
+    steps, states, confidences, taken = [], [], [], 0
     number = [np.arange(len(z)) for z in frames[0]] if number is None else number
     for z, confidence, at in zip(*frames, number, strict=True):
         starts = np.flatnonzero((z[1:] != z[:-1]).any(axis=1)) + 1
@@ -91,7 +91,7 @@ def trajectory(
         ends = np.append(starts[1:], len(z)) - 1
         steps.append(taken + at[starts])
         states.append(z[starts])
-        chances.append(np.nan_to_num(confidence[ends[: len(starts)]]))
+        confidences.append(np.nan_to_num(confidence[ends[: len(starts)]]))
         taken += int(at[starts[-1]]) if len(starts) else 0
     z = np.concatenate(states)
     used, symbol = np.unique(z, return_inverse=True)
@@ -100,7 +100,7 @@ def trajectory(
     words = [word(tokenizer, i) for i in used]
     found = np.flatnonzero(used == tokenizer.vocab_size)
     mask = int(found[0]) if len(found) else -1
-    step, confidence = np.concatenate(steps), np.concatenate(chances)
+    step, confidence = np.concatenate(steps), np.concatenate(confidences)
     unit = "codes" if is_coded(tokenizer) else "values" if has_pictures(tokenizer) else "tokens"
     wide = getattr(tokenizer, "unit", "") != "character"
     wide &= not (has_pictures(tokenizer) or getattr(tokenizer, "is_character", False))

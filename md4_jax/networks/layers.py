@@ -111,22 +111,22 @@ def attended(
     if cache is not None:
         mixed, own = cache.attend(query, (key, value), segments, kernel=kernel, rope=rope)
     elif block:
-        turned = (rotated_halves(x, key.shape[1] // 2, rope) for x in (query, key))
+        rotated = (rotated_halves(x, key.shape[1] // 2, rope) for x in (query, key))
         form = dict(segments=segments, kernel=kernel, causal=o.causal_context)
-        mixed = block_diffusion_attention(*turned, value, block=block, **form)
+        mixed = block_diffusion_attention(*rotated, value, block=block, **form)
     elif isinstance(segments, InOrder):
         mixed = segments.attend(query, (key, value), index=index, kernel=kernel, rope=rope)
     else:
         query = rotate(query, index, length=key.shape[1], rope=rope, grid=o.grid)
-        turned = query, rotate(key, rope=rope, grid=o.grid), value
+        rotated = query, rotate(key, rope=rope, grid=o.grid), value
         where = dict(segments=segments, index=index)
         if o.reach is not None:
-            mixed = attend_near(*turned, reach=o.reach, kernel=kernel, **where)
+            mixed = attend_near(*rotated, reach=o.reach, kernel=kernel, **where)
         elif keys is not None and o.attention_dropout:
             dropout = folded(keys, WEIGHTS), Form.dropping(kernel, o.attention_dropout)
-            mixed = attend_dropping(*turned, dropout=dropout, causal=o.causal, **where)
+            mixed = attend_dropping(*rotated, dropout=dropout, causal=o.causal, **where)
         else:
-            mixed = attend(*turned, kernel=kernel, causal=o.causal, **where)
+            mixed = attend(*rotated, kernel=kernel, causal=o.causal, **where)
     return mixed, own
 
 

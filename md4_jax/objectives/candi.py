@@ -8,10 +8,11 @@ import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_noise, noise_of
 from md4_jax.objectives.noising import SMALLEST_TIME, masked, prompted
-from md4_jax.objectives.token_nats import counted, token_nats, widened
+from md4_jax.objectives.token_nats import counted, token_nats
 from md4_jax.processes.capabilities import ObservesMasks
 from md4_jax.processes.draws import split_keys
 from md4_jax.processes.event_rates import reveal_rate
+from md4_jax.processes.outputs import widened
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 FORMS = ("bound", "cross_entropy")

@@ -200,5 +200,5 @@ def predecessors(process: HasGenerator, ratio: Array, z: Array, batch: Batch) ->
     others = (jnp.sum(each, axis=1, keepdims=True) - each)[..., None]
     total = others + process.exit_rate(states)
     # Where Z is zero the rate R[y, z_n] is zero as well.
-    chance = process.backward_rates(z) / jnp.where(total > 0, total, 1.0)
-    return counted(jnp.sum(chance * ratio, axis=2), batch)
+    probability = process.backward_rates(z) / jnp.where(total > 0, total, 1.0)
+    return counted(jnp.sum(probability * ratio, axis=2), batch)

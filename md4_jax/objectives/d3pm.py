@@ -111,8 +111,8 @@ class D3PM:
         """Draws z_i ~ q(. | x), i = step [B]: int32 [B, L]."""
         last = self.steps(process)
         if isinstance(process, RevealsMasks):
-            chance = DiscreteMD4(last).masked_probability(process, step)
-            return process.mask_each(keys, x, chance)
+            probability = DiscreteMD4(last).masked_probability(process, step)
+            return process.mask_each(keys, x, probability)
         return process.corrupt(keys, x, step / last)
 
     def prior(self, process: Any, batch: Batch) -> Array:

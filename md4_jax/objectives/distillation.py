@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_positions
-from md4_jax.objectives.token_nats import divergence_nats, widened
+from md4_jax.objectives.token_nats import divergence_nats
+from md4_jax.processes.outputs import widened
 from md4_jax.protocols import Array, Denoiser, UserError
 
 # (logits of the student, logits of the teacher), each [..., V] -> [...].

@@ -121,15 +121,15 @@ class DreamOn:
         inside = extra | jnp.take_along_axis(gap.inside, source, axis=1) & (place < end)
         chosen = inside & (uniforms(of_mask, length) < ratio[:, None])
         masks = chosen | extra
-        chance = self._chance(jnp.sum(chosen, axis=1), jnp.sum(inside, axis=1), of_rule)
+        probability = self._probability(jnp.sum(chosen, axis=1), jnp.sum(inside, axis=1), of_rule)
         pairs = masks & ~extra & jnp.pad(masks[:, 1:], ((0, 0), (0, 1)))
-        merged = pairs & (uniforms(of_merge, length) < chance[:, None])
+        merged = pairs & (uniforms(of_merge, length) < probability[:, None])
         hidden = jnp.pad(merged[:, :-1], ((0, 0), (1, 0)))
         z = jnp.where(masks, process.mask_id, symbols)
         targets = jnp.where(merged, process.expand_id, symbols)
         return Lesson(*_packed(process, z, targets, ~hidden & (symbols != process.absent_id)))
 
-    def _chance(self, masked: Array, inside: Array, keys: Array) -> Array:
+    def _probability(self, masked: Array, inside: Array, keys: Array) -> Array:
         """Returns the probability with which neighbouring masks of each text merge, [B]."""
         evenly = uniforms(keys, 1)[:, 0] < self.merge_evenly
         share = masked / jnp.maximum(inside, 1)

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from md4_jax.objectives.head import at_positions
 from md4_jax.objectives.noising import noised
 from md4_jax.objectives.score_entropy import with_ends
-from md4_jax.objectives.token_nats import rate_divergence, token_nats, two_and_others, widened
+from md4_jax.objectives.token_nats import rate_divergence, token_nats, two_and_others
 from md4_jax.processes.capabilities import FollowsDistances, RedrawsUniformly
 from md4_jax.processes.event_rates import reveal_rate
+from md4_jax.processes.outputs import widened
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 Flowing = RedrawsUniformly | FollowsDistances

@@ -91,9 +91,9 @@ class GIDD:
         """Returns the weight of each token, like t; x, z and t have one shape."""
         alpha, each, mask = process.levels(t)
         to_each, to_mask = process.jump_rates(t)
-        law = jnp.where(z == x, alpha + each, each)
+        of_symbol = jnp.where(z == x, alpha + each, each)
         is_mask = process.is_noise(z)
-        weight = jnp.where(is_mask, to_mask, to_each) / jnp.where(is_mask, mask, law)
+        weight = jnp.where(is_mask, to_mask, to_each) / jnp.where(is_mask, mask, of_symbol)
         if self.weights == "clip":
             return jnp.minimum(weight, self.largest)
         return weight if self.weights == "bound" else 2.0 * t * (1.0 - t) * weight

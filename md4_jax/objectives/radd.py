@@ -78,17 +78,17 @@ class LambdaDCE:
     def __call__(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
-        chance = jnp.maximum(u, SMALLEST_TIME)
-        z = prompted(batch, process.mask_each(keys, batch.tokens, chance))
-        nats = self.loss_at(denoiser, process, batch, z, chance)
+        probability = jnp.maximum(u, SMALLEST_TIME)
+        z = prompted(batch, process.mask_each(keys, batch.tokens, probability))
+        nats = self.loss_at(denoiser, process, batch, z, probability)
         return nats, {"masked": masked(process, z)}
 
     def loss_at(
-        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, chance: Array
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, probability: Array
     ) -> Array:
-        """Returns the integrand at z and lambda = chance [B]."""
-        t = process.schedule.inverse(chance)
-        return masked_nats(denoiser, process, batch, z, t) / chance
+        """Returns the integrand at z and lambda = probability [B]."""
+        t = process.schedule.inverse(probability)
+        return masked_nats(denoiser, process, batch, z, t) / probability
 
 
 def constant(process: RevealsMasks, batch: Batch, z: Array, t: Array) -> Array:

@@ -11,6 +11,7 @@ from md4_jax.objectives.head import CAPACITIES, at_positions, noise_of
 from md4_jax.objectives.noising import masked, noised
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import draw_symbol, fold_keys, split_keys, uniforms
+from md4_jax.processes.outputs import widened
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 # Fraction of the positions at which the head is computed when the teacher draws tokens: a step
@@ -126,7 +127,7 @@ def drawn(teacher: Denoiser, h: Array, chosen: Array, keys: Array) -> Array:
     bits = jax.vmap(lambda key: jax.random.bits(key, h.shape[1:2], jnp.uint32))(keys)
 
     def reduce(logits: Array, bits: Array) -> Array:
-        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        logits = widened(logits)
         # Integers below 2^24 are exact in float32.
         return draw_symbol(jax.nn.softmax(logits, axis=-1), bits).astype(jnp.float32)
 

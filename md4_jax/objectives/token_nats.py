@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_noise, features_at_noise, noise_of
 from md4_jax.objectives.log_sum_exp import log_sum_exp, summed
+from md4_jax.processes.outputs import widened
 from md4_jax.protocols import Array, Batch, Denoiser, Process
 from md4_jax.runtime.reductions import with_entries
 
@@ -63,11 +64,6 @@ def ratio_error(
     found = scale[..., None] * jnp.exp(widened(log_ratio))
     here = jnp.arange(log_ratio.shape[-1]) == x[..., None]
     return jnp.sum((found - jnp.where(here, at_x[..., None], elsewhere[..., None])) ** 2, axis=-1)
-
-
-def widened(logits: Array) -> Array:
-    """Converts logits to float32 if they have a lower precision."""
-    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
 def masked_nats(denoiser: Denoiser, process: Process, batch: Batch, z: Array, t: Array) -> Array:

@@ -30,26 +30,26 @@ def uniform_symbols(keys: Array, length: int, count: int) -> Array:
     return draw(keys).astype(jnp.int32)
 
 
-def draw_rows(keys: Array, law: Array, x: Array) -> Array:
-    """Draws y ~ law[b, x[b, n]]: law [B, V, S], x [B, L] and keys [B] -> int32 [B, L].
+def draw_rows(keys: Array, p: Array, x: Array) -> Array:
+    """Draws y ~ p[b, x[b, n]]: p [B, V, S], x [B, L] and keys [B] -> int32 [B, L].
 
     Uses inverse transform sampling: a binary search for a random 32-bit number in the cumulative
     sums of the row. Probabilities are exact to 2^-31, and a symbol of probability 0 is never drawn.
     Each position needs one random number and log2(S) steps, where Gumbel noise needs S numbers.
     """
-    counts = (jnp.minimum(law, 1.0) / UNIT).astype(jnp.uint32)
+    counts = (jnp.minimum(p, 1.0) / UNIT).astype(jnp.uint32)
     ends = jnp.cumsum(counts, axis=-1, dtype=jnp.uint32)
     total = jnp.take_along_axis(ends[..., -1], x, axis=1)
     bits = jax.vmap(lambda key: jax.random.bits(key, x.shape[1:], jnp.uint32))(keys)
     return _passed(ends, x, _scaled(bits, total))
 
 
-def draw_symbol(law: Array, bits: Array) -> Array:
-    """Draws k with probability law[..., k] from uniform bits: [..., S], uint32 [...] -> int32.
+def draw_symbol(p: Array, bits: Array) -> Array:
+    """Draws k with probability p[..., k] from uniform bits: [..., S], uint32 [...] -> int32.
 
     A probability is exact to 2^-31, and 0 is never drawn.
     """
-    counts = (jnp.minimum(law, 1.0) / UNIT).astype(jnp.uint32)
+    counts = (jnp.minimum(p, 1.0) / UNIT).astype(jnp.uint32)
     ends = jnp.cumsum(counts, axis=-1, dtype=jnp.uint32)
     number = _scaled(bits, ends[..., -1])
     return jnp.sum(ends <= number[..., None], axis=-1, dtype=jnp.int32)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.draws import split_keys, uniform_symbols, uniforms
+from md4_jax.processes.outputs import widened
 from md4_jax.processes.scheduled import Unlearned
 from md4_jax.processes.schedules import LATEST
 from md4_jax.protocols import Array, UserError, pytree
@@ -152,7 +153,7 @@ class Hybrid(Unlearned):
         each = self._spread(t) / self.vocab_size
         reach = jnp.where(here, jnp.maximum(1.0 - t + each, LEAST), each)
         reach = jnp.where(self.is_noise(z)[..., None], 1.0, reach)
-        log_mu = jnp.maximum(jax.nn.log_softmax(_wide(outputs), axis=-1), math.log(LEAST))
+        log_mu = jnp.maximum(jax.nn.log_softmax(widened(outputs), axis=-1), math.log(LEAST))
         return log_mu + jnp.log(reach)
 
     def log_score(self, outputs: Array, z: Array, t: Array) -> Array:
@@ -181,7 +182,7 @@ class Hybrid(Unlearned):
 
     def _log_mean(self, outputs: Array, s: Array) -> Array:
         """Returns log of (1 + c_s) sum_x q(z_s | x) mu(x) [B, L, V + 1], s [B, 1, 1]."""
-        log_mu = jax.nn.log_softmax(_wide(outputs), axis=-1)
+        log_mu = jax.nn.log_softmax(widened(outputs), axis=-1)
         # Above 0, so that a clean z can stay, even if top-k has excluded it.
         each = jnp.maximum(self._spread(s) / self.vocab_size, LEAST)
         return self._with_mask(jnp.logaddexp(jnp.log1p(-s) + log_mu, jnp.log(each)), s)
@@ -208,7 +209,3 @@ class Hybrid(Unlearned):
         here = jnp.arange(self.vocab_size + 1) == z[..., None]
         # Staying is always possible, also for a prompt's symbol at t = 1.
         return jnp.log(jnp.where(here, jnp.maximum(stays + moved, LEAST), moved))
-
-
-def _wide(outputs: Array) -> Array:
-    return outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))

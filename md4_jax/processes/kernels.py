@@ -78,7 +78,7 @@ def absorbing(vocab_size: int) -> Kernel:
 
 @functools.lru_cache
 def gaussian_target(vocab_size: int, rate_width: float, stationary_width: float) -> Kernel:
-    """Makes R for ordinal symbols, mostly inward jumps, with a discretised Gaussian stationary law.
+    """Makes R for ordinal symbols, mostly inward jumps, with a discretised Gaussian as pi.
 
     tauLDR's rates for images (arXiv:2205.14987, appendix; GaussianTargetRate in its code),
     there with rate_width = 6 and stationary_width V = 512 of V = 256 symbols:
@@ -100,7 +100,7 @@ def gaussian_target(vocab_size: int, rate_width: float, stationary_width: float)
 
 @functools.lru_cache
 def gaussian_symmetric(vocab_size: int, rate_width: float, stationary_width: float) -> Kernel:
-    """Makes R for ordinal symbols, to near ones, with a discretised Gaussian stationary law.
+    """Makes R for ordinal symbols, to near ones, with a discretised Gaussian as pi.
 
         R[x, y] = c exp(-(x - y)^2 / (2 rate_width^2)) sqrt(pi_y / pi_x),   x != y,
         pi_x prop exp(-(x - centre)^2 / (2 (stationary_width V)^2)).

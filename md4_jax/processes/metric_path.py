@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes.draws import draw_rows, split_keys, uniform_symbols, uniforms
+from md4_jax.processes.outputs import widened
 from md4_jax.processes.scheduled import Unlearned
 from md4_jax.protocols import Array, UserError, pytree
 
@@ -170,7 +171,7 @@ class MetricPath(Unlearned):
 
     def clean_logits(self, outputs: Array, z: Array, t: Array) -> Array:
         """Returns log p(x | z_t = z) [B, L, V] up to a constant, the step to clean data."""
-        outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+        outputs = widened(outputs)
         if self.parametrisation == "mixture":
             return outputs
         of_z = jnp.swapaxes(self.log_marginal(t), 1, 2)
@@ -190,11 +191,11 @@ class MetricPath(Unlearned):
             change = (t - s) * -self.sharpness_slope(t)
         distances = self.distances
         nearer = jnp.maximum(distances[z, x][..., None] - distances.T[x], 0.0)
-        law = jnp.take_along_axis(self.marginal(t), x[..., None], axis=1) * nearer
+        rates = jnp.take_along_axis(self.marginal(t), x[..., None], axis=1) * nearer
         when, what = split_keys(keys)
-        target = jax.vmap(jax.random.categorical)(what, jnp.log(law)).astype(z.dtype)
-        chance = -jnp.expm1(-change[:, None] * jnp.sum(law, axis=-1))
-        moved = jnp.where(uniforms(when, z.shape[1]) < chance, target, z)
+        target = jax.vmap(jax.random.categorical)(what, jnp.log(rates)).astype(z.dtype)
+        probability = -jnp.expm1(-change[:, None] * jnp.sum(rates, axis=-1))
+        moved = jnp.where(uniforms(when, z.shape[1]) < probability, target, z)
         return jnp.where(s[:, None] > 0.0, moved, x)
 
 

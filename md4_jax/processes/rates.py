@@ -10,6 +10,7 @@ from md4_jax.processes import kernels
 from md4_jax.processes.conditioning import check_conditioning, sigma_bar
 from md4_jax.processes.draws import draw_rows, split_keys
 from md4_jax.processes.event_rates import time_rate
+from md4_jax.processes.outputs import picked, widened
 from md4_jax.processes.scheduled import Scheduled
 from md4_jax.processes.schedules import LATEST, Linear, reaches_one
 from md4_jax.protocols import Array, Schedule, UserError, pytree
@@ -127,15 +128,15 @@ class Rates(Scheduled):
 
     def transition(self, s: Array, t: Array) -> Array:
         """Computes P_{s,t}[x, y] = q(z_t = y | z_s = x): [B, S, S], 0 below the rounding error."""
-        law, noise = self.parts.exponentials(
+        q, noise = self.parts.exponentials(
             jnp.maximum(self.sigma_bar(t) - self.sigma_bar(s), 0.0)
         )
-        return jnp.where(law > noise, law, 0.0)
+        return jnp.where(q > noise, q, 0.0)
 
     def marginal(self, t: Array) -> Array:
         """Computes q(z_t = y | x), x clean: [B, V, S], 0 below the rounding error."""
-        law, noise = self.parts.exponentials(self.sigma_bar(t))
-        return jnp.where(law > noise, law, 0.0)[:, : self.vocab_size]
+        q, noise = self.parts.exponentials(self.sigma_bar(t))
+        return jnp.where(q > noise, q, 0.0)[:, : self.vocab_size]
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
         """Draws z_t ~ q(. | x), [B, L], from x [B, L], t [B] and keys [B]."""
@@ -143,10 +144,10 @@ class Rates(Scheduled):
 
     def prior(self, keys: Array, length: int) -> Array:
         """Draws from the stationary distribution, int32 [B, length]."""
-        log_law = jnp.log(jnp.asarray(self.parts.stationary, jnp.float32))
-        return _draw(keys, jnp.broadcast_to(log_law, (len(keys), length, len(log_law))))
+        log_pi = jnp.log(jnp.asarray(self.parts.stationary, jnp.float32))
+        return _draw(keys, jnp.broadcast_to(log_pi, (len(keys), length, len(log_pi))))
 
-    def _law_at(self, t: float) -> np.ndarray:
+    def _marginal_at(self, t: float) -> np.ndarray:
         """Computes q(z_t | x) for a t known at compile time, float64 [V, S]."""
         with jax.ensure_compile_time_eval():
             alpha = float(self.schedule.alpha(jnp.asarray(t, float)))
@@ -158,15 +159,15 @@ class Rates(Scheduled):
         """Returns KL(q(z_1 | x) || pi) of each token, in nats, like x; 0 if alpha_1 = 0."""
         if reaches_one(self.schedule):
             return jnp.zeros(x.shape)
-        law = self._law_at(1.0)
-        return jnp.asarray(np.sum(_times_log(law, law / self.parts.stationary), axis=1))[x]
+        q = self._marginal_at(1.0)
+        return jnp.asarray(np.sum(_times_log(q, q / self.parts.stationary), axis=1))[x]
 
     def reconstruction_nats(self, x: Array, t: float = 0.0) -> Array:
         """Returns -E log p(x | z_t) of each token, p prop q(z_t | x), in nats, like x."""
-        law = self._law_at(t)
-        total = law.sum(axis=0)
-        decoder = law / np.where(total > 0, total, 1.0)
-        return jnp.asarray(-np.sum(_times_log(law, decoder), axis=1))[x]
+        q = self._marginal_at(t)
+        total = q.sum(axis=0)
+        decoder = q / np.where(total > 0, total, 1.0)
+        return jnp.asarray(-np.sum(_times_log(q, decoder), axis=1))[x]
 
     def exit_rate(self, z: Array) -> Array:
         """Returns Z(z) = sum_{y != z} R[z, y] of each token, without beta: like z."""
@@ -208,28 +209,28 @@ class Rates(Scheduled):
 
     def score_given(self, z: Array, x: Array, t: Array) -> Array:
         """Returns r_y = q(y | x_n) / q(z_n | x_n), the score given x: [B, L, S]."""
-        law = _rows(self._floored(t), x)
-        return law / _picked(law, z)
+        q = _rows(self._floored(t), x)
+        return q / picked(q, z)
 
     def _floored(self, t: Array) -> Array:
         """Computes `marginal` for quotients: at least its rounding error, or 0 if 0 for all t."""
-        law, noise = self.parts.exponentials(self.sigma_bar(t))
-        return jnp.maximum(law, noise)[:, : self.vocab_size]
+        q, noise = self.parts.exponentials(self.sigma_bar(t))
+        return jnp.maximum(q, noise)[:, : self.vocab_size]
 
     def log_score(self, outputs: Array, z: Array, t: Array) -> Array:
         """Computes log s [B, L, S] from the network's outputs, at least float32; 0 at z itself."""
-        law = self._floored(t)
-        total = _mixed(self._log_weight(outputs, z, law), law)
+        q = self._floored(t)
+        total = _mixed(self._log_weight(outputs, z, q), q)
         log_total = jnp.log(jnp.maximum(total, jnp.finfo(total.dtype).tiny))
-        return log_total - _picked(log_total, z)
+        return log_total - picked(log_total, z)
 
-    def _log_weight(self, outputs: Array, z: Array, law: Array) -> Array:
+    def _log_weight(self, outputs: Array, z: Array, q: Array) -> Array:
         """Computes log w [B, L, V] up to a constant per position; finite where outputs are -inf."""
-        outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+        outputs = widened(outputs)
         tiny = jnp.finfo(outputs.dtype).tiny
         log_weight = jnp.maximum(jax.nn.log_softmax(outputs, axis=-1), jnp.log(tiny))
         if self.parametrisation == "mixture":
-            at_z = _rows(law.swapaxes(1, 2), z)
+            at_z = _rows(q.swapaxes(1, 2), z)
             # Symbols that cannot become z have no weight (tauLDR, eq. 7).
             log_weight = jnp.where(at_z > 0, log_weight, jnp.log(tiny))
             log_weight -= jnp.log(jnp.where(at_z > 0, at_z, 1.0))
@@ -237,12 +238,12 @@ class Rates(Scheduled):
 
     def reverse_logits(self, outputs: Array, z: Array, s: Array, t: Array) -> Array:
         """Computes log(P_{s,t}[z_s, z] sum_x w(x) q(z_s | x)) [B, L, S], s < t, each [B]."""
-        law = self.marginal(s)
-        total = _mixed(self._log_weight(outputs, z, self._floored(t)), law)
+        q = self.marginal(s)
+        total = _mixed(self._log_weight(outputs, z, self._floored(t)), q)
         tiny = jnp.finfo(total.dtype).tiny
         # Staying is always possible, also for a prompt's symbol at alpha = 0.
-        here = jnp.arange(law.shape[-1]) == z[..., None]
-        reachable = jnp.any(law > 0, axis=1)[:, None] | here
+        here = jnp.arange(q.shape[-1]) == z[..., None]
+        reachable = jnp.any(q > 0, axis=1)[:, None] | here
         log_total = jnp.where(reachable, jnp.log(jnp.maximum(total, tiny)), -jnp.inf)
         step = _rows(self.transition(s, t).swapaxes(1, 2), z)
         return log_total + jnp.log(jnp.where(here, jnp.maximum(step, tiny), step))
@@ -263,14 +264,10 @@ def _rows(matrix: Array, index: Array) -> Array:
     return jnp.take_along_axis(matrix, index[..., None], axis=1)
 
 
-def _picked(values: Array, z: Array) -> Array:
-    return jnp.take_along_axis(values, z[..., None], axis=-1)
-
-
-def _mixed(log_weight: Array, law: Array) -> Array:
-    """Sums w(x) law[x, y] over x, with max w = 1: [B, L, V], [B, V, S] -> [B, L, S]."""
+def _mixed(log_weight: Array, q: Array) -> Array:
+    """Sums w(x) q[x, y] over x, with max w = 1: [B, L, V], [B, V, S] -> [B, L, S]."""
     log_weight -= jax.lax.stop_gradient(jnp.max(log_weight, axis=-1, keepdims=True))
-    return jnp.matmul(jnp.exp(log_weight), law, precision=jax.lax.Precision.HIGHEST)
+    return jnp.matmul(jnp.exp(log_weight), q, precision=jax.lax.Precision.HIGHEST)
 
 
 def _draw(keys: Array, logits: Array) -> Array:

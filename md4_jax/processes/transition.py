@@ -11,6 +11,7 @@ import numpy as np
 
 from md4_jax.processes.conditioning import check_conditioning
 from md4_jax.processes.draws import draw_rows, uniform_symbols
+from md4_jax.processes.outputs import widened
 from md4_jax.processes.scheduled import Scheduled
 from md4_jax.processes.schedules import Linear
 from md4_jax.protocols import Array, Schedule, UserError, pytree
@@ -151,7 +152,7 @@ class Transition(Scheduled):
 
         s must be t - 1/T, since other steps have no matrix. outputs [B, L, V].
         """
-        outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+        outputs = widened(outputs)
         return self.step_back(jax.nn.log_softmax(outputs, axis=-1), z, t)
 
     def step_back(self, log_mu: Array, z: Array, t: Array) -> Array:
@@ -180,7 +181,7 @@ class Transition(Scheduled):
 
     def clean_logits(self, outputs: Array, z: Array, t: Array) -> Array:
         """Returns log p(x | z_i = z) [B, L, V], i = t T, the step to clean data."""
-        outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+        outputs = widened(outputs)
         if self.parametrisation == "mixture":
             return outputs
         reach = jnp.asarray(self._tables.products)[self.step(t)[:, None], : self.vocab_size, z]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from md4_jax.processes.conditioning import check_conditioning
 from md4_jax.processes.draws import split_keys, uniform_symbols, uniforms
 from md4_jax.processes.event_rates import time_rate
+from md4_jax.processes.outputs import picked, widened
 from md4_jax.processes.scheduled import Scheduled
 from md4_jax.processes.schedules import (
     LATEST,
@@ -133,13 +134,13 @@ class Uniform(Scheduled):
         joint    s_y = xbar_y / xbar_z, xbar = V alpha mu + 1 - alpha
         mixture  s_y = 1 - mu_z + rho mu_z + V alpha / (1 - alpha) mu_y
         """
-        outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+        outputs = widened(outputs)
         log_score = outputs
         if self.parametrisation != "score":
             log_mu = jax.nn.log_softmax(outputs, axis=-1)
             log_score = self._of_mean(log_mu, z, t)
         if self.parametrisation == "joint":
-            return log_score - _picked(log_score, z)
+            return log_score - picked(log_score, z)
         return jnp.where(jnp.arange(self.vocab_size) == z[..., None], 0.0, log_score)
 
     def _of_mean(self, log_mu: Array, z: Array, t: Array) -> Array:
@@ -151,7 +152,7 @@ class Uniform(Scheduled):
         # 1 - mu_z as a sum over the other symbols, without cancellation.
         others = jnp.where(jnp.arange(self.vocab_size) == z[..., None], -jnp.inf, log_mu)
         moved = jax.nn.logsumexp(others, axis=-1, keepdims=True)
-        stayed = _picked(log_mu, z) - jnp.log1p(self.odds(t))[:, None, None]
+        stayed = picked(log_mu, z) - jnp.log1p(self.odds(t))[:, None, None]
         return jnp.logaddexp(log_signal + log_mu, jnp.logaddexp(moved, stayed))
 
     def _levels(self, t: Array) -> tuple[Array, Array]:
@@ -187,11 +188,11 @@ class Uniform(Scheduled):
         s, t = times
         noise_s, noise_t = (self.schedule.one_minus_alpha(time) for time in times)
         noise = jnp.maximum(noise_t, LEAST)
-        chance = (noise_t - noise_s) / noise
+        probability = (noise_t - noise_s) / noise
         if frozen:
             jumps = (t - s) * -self.schedule.dalpha(t) / noise
-            chance = jnp.where(s > 0.0, -jnp.expm1(-jumps), 1.0)
-        return jnp.where(uniforms(keys, z.shape[1]) < chance[:, None], x, z)
+            probability = jnp.where(s > 0.0, -jnp.expm1(-jumps), 1.0)
+        return jnp.where(uniforms(keys, z.shape[1]) < probability[:, None], x, z)
 
     def beta(self, t: Array) -> Array:
         """Returns -alpha'_t / alpha_t; large, not infinite, where alpha is 0."""
@@ -219,7 +220,7 @@ class Uniform(Scheduled):
         self, outputs: Array, z: Array, t: Array, alpha_s: Array, noise_s: Array
     ) -> Array:
         """Computes `reverse_logits`, given alpha_s and 1 - alpha_s, each [B]."""
-        outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+        outputs = widened(outputs)
         alpha_t, noise_t = (level[:, None, None] for level in self._levels(t))
         alpha_s, noise_s = alpha_s[:, None, None], noise_s[:, None, None]
         # alpha of the step from s to t, and 1 minus it without cancellation.
@@ -270,10 +271,6 @@ def _before(log_score: Array, kept: Array, lost: Array) -> Array:
     log_ratio = below - jnp.where(near > -0.5, jnp.log1p(jnp.maximum(near, -0.5)), far)
     left = jnp.where(lost < 0.5, jnp.exp(log_ratio) - lost, jnp.expm1(log_ratio) + kept)
     return jnp.log(jnp.maximum(left, 0.0))
-
-
-def _picked(values: Array, z: Array) -> Array:
-    return jnp.take_along_axis(values, z[..., None], axis=-1)
 
 
 def _excess(d: Array) -> Array:

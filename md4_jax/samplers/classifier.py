@@ -17,6 +17,7 @@ import numpy as np
 from md4_jax.options.guide import ClassifierOptions
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.event_rates import reveal_rate
+from md4_jax.processes.outputs import widened
 from md4_jax.protocols import (
     Accelerator,
     Array,
@@ -79,9 +80,7 @@ class Guide(NamedTuple):
         bound = self.network.denoiser(own)
 
         def log_probability(z: Array | Mixture, t: Array) -> Array:
-            logits = bound.classify(z, t)
-            logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-            return jax.nn.log_softmax(logits)[:, label]
+            return jax.nn.log_softmax(widened(bound.classify(z, t)))[:, label]
 
         gains = exact_gains if self.options.classifier_method == "exact" else taylor_gains
         return functools.partial(gains, log_probability), strength

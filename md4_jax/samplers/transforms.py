@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from md4_jax.processes.outputs import widened
 from md4_jax.protocols import Array, UserError, pytree
 
 
@@ -29,7 +30,7 @@ class Transform:
 
     def __call__(self, logits: Array) -> Array:
         """Returns logits [..., V] of at least float32, with excluded symbols at -inf."""
-        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        logits = widened(logits)
         if self.excluded:
             logits = logits.at[..., jnp.asarray(self.excluded)].set(-jnp.inf)
         # Divided by 2^-90, any difference of two logits is larger than Gumbel noise, and finite.
