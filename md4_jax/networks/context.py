@@ -90,8 +90,7 @@ def check_fixed(options: Any, name: str, fixed: Mapping[str, Any]) -> None:
     for key, fits in fixed.items():
         if getattr(options, key) != fits:
             raise UserError(
-                f"network.name={name!r} needs network.{key}={fits!r}, not "
-                f"{getattr(options, key)!r}"
+                f"network.name={name!r} needs network.{key}={fits!r}, not {getattr(options, key)!r}"
             )
 
 

@@ -128,9 +128,7 @@ class Rates(Scheduled):
 
     def transition(self, s: Array, t: Array) -> Array:
         """Computes P_{s,t}[x, y] = q(z_t = y | z_s = x): [B, S, S], 0 below the rounding error."""
-        q, noise = self.parts.exponentials(
-            jnp.maximum(self.sigma_bar(t) - self.sigma_bar(s), 0.0)
-        )
+        q, noise = self.parts.exponentials(jnp.maximum(self.sigma_bar(t) - self.sigma_bar(s), 0.0))
         return jnp.where(q > noise, q, 0.0)
 
     def marginal(self, t: Array) -> Array:

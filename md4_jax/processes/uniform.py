@@ -216,9 +216,7 @@ class Uniform(Scheduled):
         """Returns log p(x | z_t = z) [B, L, V], the step to clean data."""
         return self._reverse(outputs, z, t, jnp.ones_like(t), jnp.zeros_like(t))
 
-    def _reverse(
-        self, outputs: Array, z: Array, t: Array, alpha_s: Array, noise_s: Array
-    ) -> Array:
+    def _reverse(self, outputs: Array, z: Array, t: Array, alpha_s: Array, noise_s: Array) -> Array:
         """Computes `reverse_logits`, given alpha_s and 1 - alpha_s, each [B]."""
         outputs = widened(outputs)
         alpha_t, noise_t = (level[:, None, None] for level in self._levels(t))

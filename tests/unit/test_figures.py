@@ -88,8 +88,12 @@ def test_reveal_times_of_windows():
 
 def test_numbers_are_moved_apart_and_no_further_than_need_be():
     np.testing.assert_allclose(figures.spread_apart([3.0, 1.0, 2.0], 1.0), [3.0, 1.0, 2.0])
-    np.testing.assert_allclose(figures.spread_apart([2.0, 5.0, 2.2, 2.1], 1.0), [1.1, 5.0, 3.1, 2.1])
-    np.testing.assert_allclose(figures.spread_apart([1.0, 1.0, 1.6], 1.0), [0.2, 1.2, 2.2], atol=1e-12)
+    np.testing.assert_allclose(
+        figures.spread_apart([2.0, 5.0, 2.2, 2.1], 1.0), [1.1, 5.0, 3.1, 2.1]
+    )
+    np.testing.assert_allclose(
+        figures.spread_apart([1.0, 1.0, 1.6], 1.0), [0.2, 1.2, 2.2], atol=1e-12
+    )
     joined = np.array([2.0, 4.0, 3.0]) - 0.95 / 3  # the last two, then all three
     np.testing.assert_allclose(figures.spread_apart([2.0, 3.05, 3.0], 1.0), joined)
     assert figures.spread_apart([], 1.0).size == 0
