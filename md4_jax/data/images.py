@@ -23,7 +23,7 @@ class ImageSource:
     levels, labels  options: number of levels (`PixelDomain`), and whether classes are used
     flip            whether training mirrors each image, left to right, with probability 1/2
     fingerprint()   a hash of the images and their splits
-    images(split)   the images in pieces, uint8 [N, H, W, C]
+    images(split)   the images in pieces, uint8 [N, H, W, C]; no piece is empty
     numbers(split)  the classes of the images, int [N]
     """
 

@@ -89,6 +89,15 @@ class FrechetDistance(OnSplit):
                 f"covariance of features needs at least 2: set {key}.split to another split{more}"
             )
 
+    def check_corpus(self, key: str, corpus: Corpus) -> None:
+        """Raises UserError if samples should get the labels of images that have none."""
+        if self.labels and not corpus.has_labels(self.split):
+            raise UserError(
+                f"{key}.labels=True gives samples the labels of the images of the {self.split} "
+                f"split of {key}.data, but these have none: set {key}.data.labels=True or "
+                f"{key}.labels=False"
+            )
+
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns distance, precision, recall, and distances to the nearest training images."""
         corpus = context.corpus(self.data)

@@ -112,6 +112,8 @@ class Suite:
             if hasattr(evaluator, "check_source"):
                 evaluator.check_source(f"evals.{name}", self._run_of.is_causal)
             found |= sizes_of(name, evaluator, self._corpus)
+            if hasattr(evaluator, "check_corpus"):
+                evaluator.check_corpus(f"evals.{name}", self._corpus(evaluator.data))
             self._check_labels(name, evaluator)
             if hasattr(evaluator, "check_samples"):
                 evaluator.check_samples(self._experiment, f"evals.{name}")

@@ -12,6 +12,7 @@ import pytest
 
 from md4_jax.evals import ngrams
 from md4_jax.evals.context import first_alone, numbers_of
+from md4_jax.evals.frechet import FrechetDistance
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.ngrams import NGramModels
 from md4_jax.evals.suite import Suite, failure_text
@@ -246,6 +247,21 @@ def test_the_sizes_are_of_what_the_evaluators_read():
     suite = suite_of({"mine": LikelihoodBound(None, stride=3)}, lambda changes: own)
     with pytest.raises(UserError, match="evals.mine: single examples have no stride"):
         suite.sizes(["mine"])
+
+
+def test_samples_get_no_labels_of_images_that_have_none():
+    """An evaluator's own data may lack the labels that the data of the run have."""
+    labelled, bare = Text(train=range(9)), Text(train=range(9))
+    labelled.has_labels, bare.has_labels = lambda split: True, lambda split: False
+    evals = {
+        "own": FrechetDistance(labels=True),
+        "other": FrechetDistance(labels=True, data={"labels": False}),
+        "plain": FrechetDistance(data={"labels": False}),
+    }
+    suite = suite_of(evals, lambda changes: bare if changes else labelled)
+    assert suite.sizes(["own", "plain"]) == {("own", "train"): 9, ("plain", "train"): 9}
+    with pytest.raises(UserError, match="evals.other.labels=True gives .* of the train split of"):
+        suite.sizes(["other"])
 
 
 def test_n_gram_models_stand_beside_a_bound_of_the_same_text_alone():

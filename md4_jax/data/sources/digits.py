@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from md4_jax.data.images import ImageSource
+from md4_jax.data.images import ImageSource, in_pieces
 from md4_jax.data.pixels import shown
 from md4_jax.data.sources.splits import bounds, digest
 
@@ -41,7 +41,7 @@ class Digits(ImageSource):
 
     def images(self, split: str) -> Iterator[np.ndarray]:
         """Yields the images of a split."""
-        yield shown(GREYS)[self._split(split)[:, :-1]].reshape(-1, *self.shape)
+        return in_pieces(shown(GREYS)[self._split(split)[:, :-1]].reshape(-1, *self.shape))
 
     def numbers(self, split: str) -> np.ndarray:
         """Returns the digits that the images show."""

@@ -101,9 +101,8 @@ class DownsampledImageNet(ImageSource):
 
     def numbers(self, split: str) -> np.ndarray:
         """Returns the classes of a split, from 0 on; the files count from 1."""
-        return np.concatenate(
-            [self._labels(p)[start:stop] for p, start, stop in self._split(split)]
-        )
+        parts = [self._labels(path)[start:stop] for path, start, stop in self._split(split)]
+        return np.concatenate([np.zeros(0, int), *parts])  # a split may have no images
 
     def _labels(self, path: Place) -> np.ndarray:
         with _npz(path) as archive:
@@ -185,7 +184,7 @@ def _npz(path: Place) -> Iterator[Any]:
 
 
 def _rows(path: Place, width: int, start: int, stop: int) -> Iterator[np.ndarray]:
-    """Yields the rows start..stop-1 of `data`, uint8 [N, width], reading only these."""
+    """Yields the rows start..stop-1 of `data`, uint8 [N, width], in pieces that are not empty."""
     with _npz(path) as archive, archive.zip.open("data.npy") as file:
         version = np.lib.format.read_magic(file)
         read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
@@ -206,4 +205,6 @@ def _rows(path: Place, width: int, start: int, stop: int) -> Iterator[np.ndarray
                 raise UserError(
                     f"{path} is cut short: the data end in the middle of image {first + 1:,}"
                 )
-            yield np.frombuffer(raw, np.uint8).reshape(count, width)[max(0, start - first) :]
+            rows = np.frombuffer(raw, np.uint8).reshape(count, width)[max(0, start - first) :]
+            if len(rows):
+                yield rows

@@ -9,17 +9,21 @@ import tarfile
 import types
 import zipfile
 
+import autoencoder_folders
 import numpy as np
 import pytest
 from PIL import Image
 
+from md4_jax import autoencoders
 from md4_jax.data import Cifar10, Digits, DownsampledImageNet, FashionMnist, ImageFolder, Mnist
+from md4_jax.data.codes import CodedImages
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.sources import cifar10, imagenet
 from md4_jax.data.sources.splits import SPLITS
 from md4_jax.options.data import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.locks import take
+from md4_jax.runtime.paths import place
 
 # Python 3.11 has it since 3.11.4.
 SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
@@ -380,6 +384,24 @@ def test_imagenet_is_read_in_pieces_across_its_files(npz):
     middle = DownsampledImageNet(path=str(npz), size=8, validation=4, test=3)
     assert labels(middle, "validation") == [3, 4, 5, 6]
     assert pictures(middle, "validation")[:, 0, 0, 0].tolist() == [3, 4, 5, 6]
+
+
+def test_splits_that_begin_late_or_have_no_images_become_codes(npz):
+    """An autoencoder encodes no empty piece, and a split without images is one of no rows."""
+    own = autoencoders.read(place(autoencoder_folders.write("vqgan", npz / "a")))
+    source = DownsampledImageNet(path=str(npz), size=8, validation=3)
+    coded = CodedImages(source, own)
+    tokens = coded.rows("validation").tokens
+    np.testing.assert_array_equal(
+        tokens.reshape(3, 2, 2), own.encode(pictures(source, "validation"))
+    )
+    assert coded.rows("validation").context["label"].tolist() == [7, 8, 9]
+    whole = DownsampledImageNet(path=str(npz), size=8)
+    for images in (whole, CodedImages(whole, own)):
+        rows = images.rows("validation")
+        assert len(rows) == 0 and rows.context["label"].tolist() == []
+    assert list(Digits(validation=0).images("validation")) == []
+    assert len(Digits(validation=0).rows("validation")) == 0
 
 
 @pytest.mark.parametrize(
