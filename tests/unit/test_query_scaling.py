@@ -8,7 +8,7 @@ from tiny_networks import bound, built
 
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.partition import Partition
-from md4_jax.networks.rotary import grown
+from md4_jax.networks.rotary import scaled_queries
 from md4_jax.protocols import UserError
 
 V, L, P = 5, 12, 3
@@ -29,7 +29,9 @@ def test_the_factor_grows_by_steps():
     """1 + 0.5 log(1 + floor(p / 2)), to which a position contributes by whole lengths."""
     query = jnp.ones((1, 6, 1, 1))
     expected = [1.0, 1.0, 1.3465736, 1.3465736, 1.5493061, 1.5493061]
-    np.testing.assert_allclose(grown(query, jnp.arange(6), (0.5, 2.0)).ravel(), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        scaled_queries(query, jnp.arange(6), (0.5, 2.0)).ravel(), expected, rtol=1e-6
+    )
 
 
 @pytest.mark.quick(1)
