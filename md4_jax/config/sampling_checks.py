@@ -280,11 +280,10 @@ def _check_blocks(experiment: Experiment) -> None:
     _check_dual_cache(experiment)
     network = experiment.config["network"]
     shifted, causal = (network.get(key, False) for key in ("shifted", "causal_context"))
-    if options.next_token and (options.dual_cache or not (shifted or causal)):
+    if options.next_token and not (shifted or causal):
         raise UserError(
             "sample.next_token=True draws the first token of a block from the end of the block "
-            "before: it needs network.shifted=True or network.causal_context=True, and "
-            f"sample.dual_cache=False. Here they are {shifted}, {causal} and {options.dual_cache}"
+            "before: it needs network.shifted=True or network.causal_context=True"
         )
     if options.stride:
         raise UserError(

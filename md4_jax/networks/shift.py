@@ -70,8 +70,9 @@ def shifted_blocks(blocks: Blockwise, segments: Array | None) -> Blockwise:
     """Returns the functions of a network with a cache, with features shifted to the right.
 
     A cache of earlier blocks also stores the features of their last token. A cache of a whole text
-    also stores its tokens, because a window is read together with the token before it. `features`
-    of `blocks` must be shifted already.
+    also stores its tokens, because a window is read together with the token before it, unless
+    `known` says that the first token of the window is known. `features` of `blocks` must be shifted
+    already.
     """
     own = remembering(blocks)
 
@@ -84,19 +85,21 @@ def shifted_blocks(blocks: Blockwise, segments: Array | None) -> Blockwise:
         h, after = own.append_block(z, t, cache)
         return moved(h, cache), after
 
-    def around(z: Array, t: Array, begin: Array | int, cache: Any) -> tuple[Array, Any]:
+    def around(
+        z: Array, t: Array, begin: Array | int, cache: Any, known: bool = False
+    ) -> tuple[Array, Any]:
         if cache is None:
             h, found = blocks.around(z, t, 0, None)
             return _moved(h, h, segments), (found, z)
         others, tokens = cache
         rows, count = z.shape
         text = jax.lax.dynamic_update_slice_in_dim(tokens, z, begin, axis=1)
-        since = jnp.maximum(jnp.asarray(begin) - 1, 0)
-        size = min(count + 1, tokens.shape[1])
+        since = jnp.maximum(jnp.asarray(begin) - (not known), 0)
+        size = min(count + (not known), tokens.shape[1])
         window = jax.lax.dynamic_slice_in_dim(text, since, size, axis=1)
         h, found = blocks.around(window, t, since, others)
         places = jnp.broadcast_to(begin + jnp.arange(count), (rows, count))
-        index = _before(segments, places) - since
+        index = jnp.maximum(_before(segments, places) - since, 0)
         return jnp.take_along_axis(h, index[..., None], axis=1), (found, text)
 
     return own._replace(append_block=append_block, around=blocks.around and around)

@@ -65,7 +65,9 @@ class Blockwise(NamedTuple):
     append_block  (z [B, P], t [B], cache) -> (h [B, P, D], cache with z): one block that sees
                   itself and what the cache holds
     around        (z [B, P], t [B], begin [], cache) -> (h [B, P, D], cache with z): a part of a
-                  text that also sees all other parts in the cache; None: z is the whole text
+                  text that also sees all other parts in the cache; None: z is the whole text.
+                  Shifted networks also take a fifth argument, True if the first token of the part
+                  is known, so that its features do not matter
     following     cache -> (h [B, D], bool []): the features of the next token, if the network
                   already has them, and whether there is a token before it
     read_block    append_block for a block of clean tokens, if these see less than noisy ones; h may

@@ -14,6 +14,7 @@ from md4_jax.samplers.alignment import after_prompts, moved_back
 from md4_jax.samplers.block_paths import parts_of, unreached, with_path
 from md4_jax.samplers.chain import Chain, SamplerStep
 from md4_jax.samplers.draw import probability
+from md4_jax.samplers.dual_cache import among, read_whole
 from md4_jax.samplers.given_blocks import read_prompt
 from md4_jax.samplers.guidance import with_clean_prompt
 from md4_jax.samplers.loop import Course, Frames, continued, put_prompt, start
@@ -62,11 +63,14 @@ class Blocks:
     dual_cache  for a bidirectional network: a block also sees the later tokens, masks or given
                 ones. The keys and values of all other tokens are computed before each block, and
                 not updated while it is drawn (the dual cache of Fast-dLLM, arXiv:2505.22618).
-                `window` and `cached` then have no effect
+                The same pass is the first evaluation of the block. `window` and `cached` then
+                have no effect
     next_token  for a network that is shifted or has a causal context: the first token of each
                 block, except the first block, is the most likely token after the previous block,
                 at any temperature (Fast-dLLM v2, arXiv:2509.26328; Nemotron-Labs-Diffusion,
-                arXiv:2607.05722). The cache has its features, so it costs no network evaluation
+                arXiv:2607.05722). The cache has its features, so it costs no network evaluation.
+                With dual_cache, which needs a shifted network, the token is that of the pass over
+                the whole text (Fast-dLLM's code for Dream)
     clean_prompts  the network was trained on clean prompts: prompts within a block are not noised,
                 also with noise other than masks
 
@@ -156,17 +160,21 @@ class Blocks:
         keys: Array,
     ) -> tuple[Text, Chain]:
         """Returns the texts, with the cache of their next block, and its chain at t = 1."""
-        cache = self._before(denoiser.blocks, text.z, text.b, text.cache)
-        chain = start(process, step, self.part(prompt, text), keys)
+        part = self.part(prompt, text)
+        cache = self._before(denoiser.blocks, text, jnp.all(part.mask))
+        chain = start(process, step, part, keys)
         if self.next_token:
-            chain = _with_next(denoiser, process, step.transform, chain, cache)
+            of_next = self._next(denoiser.blocks, text.b, cache)
+            after = _with_next(denoiser, process, step.transform, chain, of_next)
+            put = jnp.any(after.z != chain.z, axis=1) & self.dual_cache
+            chain = after._replace(evaluations=chain.evaluations + put)
         return text._replace(cache=cache), chain
 
     def within(self, denoiser: Denoiser, process: Any, text: Text, prompt: Prompt) -> Denoiser:
         """Returns the denoiser of the next block of `opened` texts."""
         blocks = denoiser.blocks
         own = denoiser._replace(
-            features=lambda z, t: self._seen(blocks, z, t, text.b, text.cache)[0],
+            features=lambda z, t: self._seen(blocks, z, t, text.b, text.cache),
             accelerator=Accelerator(denoiser.accelerator.groups),
         )
         if not self.clean_prompts:
@@ -187,13 +195,12 @@ class Blocks:
         put = jax.lax.dynamic_update_slice_in_dim
         z = put(text.z, new, b * self.block, axis=1)
         drawn = jnp.where(chain.prompt_mask, -1, new)
-        used = chain.evaluations + self.dual_cache
         return Text(
             b + 1,
             cache,
             z,
             put(text.confidence, chain.confidence, b * self.block, axis=1),
-            text.evaluations + jnp.where(ended, 0, used),
+            text.evaluations + jnp.where(ended, 0, chain.evaluations),
             ended | self.stop.met(drawn, z, (b + 1) * self.block, self.window, text.first),
             text.first,
         )
@@ -212,22 +219,26 @@ class Blocks:
         """Makes an empty cache with the shapes for a text z."""
         if not self.dual_cache:
             return blocks.empty_cache(len(z), self.window)
-        shapes = jax.eval_shape(lambda z: self._before(blocks, z, jnp.int32(0), None), z)
+        shapes = jax.eval_shape(lambda z: read_whole(blocks, z, jnp.int32(0), self.block), z)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-    def _before(self, blocks: Blockwise, z: Array, b: Array, cache: Any) -> Any:
-        """Returns the cache of the other tokens that block b of a text z sees."""
+    def _before(self, blocks: Blockwise, text: Text, given: Array) -> Any:
+        """Returns the cache of the other tokens that the next block sees, if it is not given."""
+        z, b, cache = text.z, text.b, text.cache
         if self.dual_cache:
-            return blocks.around(z, jnp.zeros(len(z)), 0, None)[1]
+            read = lambda: read_whole(blocks, z, b * self.block, self.block)  # noqa: E731
+            return jax.lax.cond(given, lambda: cache, read)
         return cache if self.cached else _recomputed(blocks, z, b, self.block, self.window)
 
-    def _seen(
-        self, blocks: Blockwise, z: Array, t: Array, b: Array, cache: Any
-    ) -> tuple[Array, Any]:
-        """Returns (features of block b, cache with it)."""
+    def _next(self, blocks: Blockwise, b: Array, cache: Any) -> tuple[Array, Array]:
+        """Returns the features of the first token of block b, and whether a block is before it."""
+        return (cache.h[:, 0], b > 0) if self.dual_cache else blocks.following(cache)
+
+    def _seen(self, blocks: Blockwise, z: Array, t: Array, b: Array, cache: Any) -> Array:
+        """Returns the features of block b with symbols z."""
         if self.dual_cache:
-            return blocks.around(z, t, b * self.block, cache)
-        return blocks.append_block(z, t, cache)
+            return among(blocks, z, t, b * self.block, cache, known=self.next_token)
+        return blocks.append_block(z, t, cache)[0]
 
 
 def _unless_given(
@@ -252,10 +263,17 @@ def _unless_given(
 
 
 def _with_next(
-    denoiser: Denoiser, process: Any, transform: Transform, chain: Chain, cache: Any
+    denoiser: Denoiser,
+    process: Any,
+    transform: Transform,
+    chain: Chain,
+    of_next: tuple[Array, Array],
 ) -> Chain:
-    """Writes the most likely token to the first position of a block, if that is a mask."""
-    h, follows = denoiser.blocks.following(cache)
+    """Writes the most likely token to the first position of a block, if that is a mask.
+
+    of_next  (h [B, D], bool []), features of this token, and whether to write it
+    """
+    h, follows = of_next
     logits = denoiser.unembed(h)
     token = jnp.argmax(transform(logits), axis=-1).astype(chain.z.dtype)
     put = follows & process.is_noise(chain.z[:, 0])

@@ -245,9 +245,9 @@ def _blockwise(cond: Blockwise, uncond: Blockwise) -> Blockwise:
         one, follows = cond.following(caches[0])
         return jnp.concatenate([one, uncond.following(caches[1])[0]], axis=-1), follows
 
-    def around(z: Array, t: Array, begin: Array, caches: Any) -> tuple[Array, Any]:
-        one, first = cond.around(z, t, begin, caches and caches[0])
-        other, second = uncond.around(z, t, begin, caches and caches[1])
+    def around(z: Array, t: Array, begin: Array, caches: Any, *known: bool) -> tuple[Array, Any]:
+        one, first = cond.around(z, t, begin, caches and caches[0], *known)
+        other, second = uncond.around(z, t, begin, caches and caches[1], *known)
         return jnp.concatenate([one, other], axis=-1), (first, second)
 
     def beginning(caches: tuple[Any, Any], first: Array) -> tuple[Any, Any]:

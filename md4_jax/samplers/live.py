@@ -227,8 +227,8 @@ class Live:
         taken = [int(rounds[number == k][0]) + 1 for k in range(evaluations)]
         count = of or rounds_of(request.step, length, count)
         each, keys = calls(request.guidance), fold_keys(run.keys, len(request.grid) + 1)
-        done = chain.evaluations + passes.count
-        yield SampleState(0, count, *(x[0] for x in to_host(state[2:])), 0), chain
+        done, before = chain.evaluations + passes.count, int(to_host(chain.evaluations)[0])
+        yield SampleState(0, count, *(x[0] for x in to_host(state[2:])), each * before), chain
         for k, at in enumerate(taken):
             with jax.set_mesh(self.mesh):
                 state = self._pass(
@@ -237,7 +237,7 @@ class Live:
                 )  # fmt: skip
             z, confidence = (x[0] for x in to_host(state[2:]))
             chain = Chain(state.z, chain.prompt_mask, state.confidence, done)
-            yield SampleState(min(at, count), count, z, confidence, each * (k + 1)), chain
+            yield SampleState(min(at, count), count, z, confidence, each * (before + k + 1)), chain
 
 
 def _start(process: Any, step: SamplerStep, prompt: Prompt, keys: Array) -> Chain:

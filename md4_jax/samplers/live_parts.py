@@ -40,7 +40,7 @@ class LiveBlocks:
             keys = fold_keys(run.keys, b)
             first = fold_keys(keys, len(request.grid))
             text, chain, prompt = self._call(self._open, run, request.step, text, first)
-            used = each * (int(to_host(text.evaluations)[0]) + self._blocks.dual_cache)
+            used = each * int(to_host(text.evaluations)[0])
             own = run._replace(keys=keys, inputs=run.inputs._replace(text=text), prompt=prompt)
             for state, now in self._block(own, chain, rounds):
                 yield from path.put(b, b * size - shift, state, used)

@@ -1,4 +1,4 @@
-"""The states in which the decoders of LLaDA and Dream call their networks, at temperature 0."""
+"""States in which the decoders of LLaDA, Dream and Fast-dLLM call networks, at temperature 0."""
 
 import functools
 import json
@@ -9,12 +9,14 @@ from peer_folders import INSTANCES, LETTERS, peer_folder
 
 import md4_jax
 from md4_jax.protocols import Prompt, UserError
-from md4_jax.samplers.loop import sample
+from md4_jax.samplers.paths import Parts, whole
 from tests import exact
 
 TOLD = json.loads((INSTANCES / "llada_dream_samples.json").read_text())
+FAST = json.loads((INSTANCES / "fast_dllm_samples.json").read_text())
 SCORES = {"entropy": "entropy", "topk_margin": "margin", "maskgit_plus": "probability"}
 PROMPT, LENGTH = 6, 16
+DRAWN = 16  # tokens after the prompts of Fast-dLLM
 
 
 @pytest.fixture(scope="module")
@@ -25,15 +27,24 @@ def models(tmp_path_factory):
 
 def states(model, told: dict, **options) -> list[list[int]]:
     """The text before the first step and after each step that changes it."""
-    asked = dict(name="confidence", temperature=0.0, grid="uniform", length=LENGTH)
+    return drawn(model, told, **options)[0]
+
+
+def drawn(model, told: dict, **options) -> tuple[list[list[int]], int]:
+    """These states, and the number of network evaluations."""
+    length, begin = len(told["states"][0]), len(told["prompt"])
+    asked = dict(name="confidence", temperature=0.0, grid="uniform", length=length)
     experiment = model.sampling(asked | options)
-    tokens, given = np.zeros((1, LENGTH), np.int32), np.arange(LENGTH)[None] < PROMPT
-    tokens[0, :PROMPT] = told["prompt"]
-    _, frames = sample(
-        experiment.network.denoiser(model.params), experiment.process, experiment.sampler_step,
+    tokens, given = np.zeros((1, length), np.int32), np.arange(length)[None] < begin
+    tokens[0, :begin] = told["prompt"]
+    denoiser, scale = experiment.network.denoiser(model.params), told.get("scale", 1)
+    chain, frames = experiment.loop(
+        denoiser._replace(unembed=lambda h: scale * denoiser.unembed(h)),
+        experiment.process, experiment.sampler_step,
         grid=experiment.grid, keys=exact.keys_for(0, 1), prompt=Prompt(tokens, given), trace=1,
     )  # fmt: skip
-    return changes(np.asarray(frames.z)[:, 0].tolist())
+    z = whole(frames)[0] if isinstance(frames, Parts) else frames.z
+    return changes(np.asarray(z)[:, 0].tolist()), int(chain.evaluations[0])
 
 
 def changes(states: list) -> list:
@@ -72,6 +83,39 @@ def test_dream_reveals_the_same_tokens_in_each_step(number, models):
     options = {key: told[key] for key in ("top_p", "top_k") if key in told}
     options |= dict(split="floor", tempered=True, score=SCORES[told["alg"]], steps=told["steps"])
     assert states(model, told, **options) == changes(told["states"])
+
+
+def rule_of(told: dict) -> dict:
+    """Keys of a run of Fast-dLLM; its steps are those of all blocks together."""
+    for rule in ("threshold", "factor"):
+        if rule in told:
+            return dict(rule=rule, limit=told[rule], steps=DRAWN)
+    return dict(split="even", steps=told["steps"])
+
+
+@pytest.mark.parametrize("number", range(len(FAST["llada"])))
+@pytest.mark.cases(1)
+def test_fast_dllm_reveals_the_same_tokens_of_llada_in_each_step(number, models):
+    """Without a cache and with the dual one, in as many network evaluations."""
+    told = FAST["llada"][number]
+    options, block = rule_of(told), told["block"]
+    if told["cache"] == "dual":
+        steps = options["steps"] * block // DRAWN
+        options |= dict(block=block, dual_cache=True, steps=steps)
+    else:
+        options |= dict(semi_autoregressive=block)
+    found = drawn(models("llada"), told, **options)
+    assert found == (changes(told["states"]), told["evaluations"])
+
+
+@pytest.mark.parametrize("number", range(len(FAST["dream"])))
+@pytest.mark.cases(1)
+def test_fast_dllm_reveals_the_same_tokens_of_dream_in_each_step(number, models):
+    """The first token of a block is that of the pass over the whole text, whatever it is."""
+    told = FAST["dream"][number]
+    options = rule_of(told) | dict(block=told["block"], steps=told["block"])
+    found = drawn(models("dream"), told, dual_cache=True, next_token=True, **options)
+    assert found == (changes(told["states"]), told["evaluations"])
 
 
 @pytest.mark.parametrize(
