@@ -15,7 +15,8 @@ if command -v flock >/dev/null && [ -w . ]; then
   flock 9
 fi
 if [ -z "${VIRTUAL_ENV:-}" ]; then
-  if [ ! -x .venv/bin/python ]; then
+  # `activate` is the last file that venv writes: where pip for it is missing, venv stops before it.
+  if [ ! -x .venv/bin/python ] || [ ! -f .venv/bin/activate ]; then
     python="$(command -v python3 || command -v python || true)"
     if [ -z "$python" ]; then
       echo "error: no python3 found; install Python 3.11 or newer" >&2

@@ -69,22 +69,25 @@ create() {
   done
 }
 
-run() {
+check() { # before anything is deleted or requested
   case " $* " in
     *" --workdir"*) ;;
-    *) fail "run needs --workdir, a directory that all workers see" ;;
+    *) fail "$command needs --workdir, a directory that all workers see" ;;
   esac
   changed=
   [ -n "$dry" ] || changed=$(git status --porcelain)
   [ -z "$changed" ] || fail "the workers get what is committed, and this is not:
 $changed
 Commit it, or put it aside with 'git stash --include-untracked'"
+}
+
+run() {
   archive=$(mktemp -u).tar.gz
   do_it git archive --format tar.gz --prefix md4_jax/ --output "$archive" HEAD
   tpu tpu-vm scp "$archive" "$NAME:md4_jax.tar.gz" --worker all
   words=$(printf '%q ' "$@")
   # A second run would take the place of the first in the file that `stop` reads.
-  on_workers all "if kill -0 -- -\$(cat ~/md4_jax.pid) 2>/dev/null; then \
+  on_workers all "if kill -0 -- -\$(cat ~/md4_jax.pid 2>/dev/null) 2>/dev/null; then \
 echo 'error: a run is under way: stop it first' >&2; exit 2; fi; \
 tar xzf md4_jax.tar.gz && cd md4_jax && \
 (setsid nohup bash launch/worker.sh $words >~/md4_jax.log 2>&1 & echo \$! >~/md4_jax.pid)"
@@ -98,9 +101,13 @@ case $command in
 esac
 case $command in
   create) create ;;
-  run) run "$@" ;;
+  run)
+    check "$@"
+    run "$@"
+    ;;
   logs) on_workers 0 "tail -n 100 -F ~/md4_jax.log" ;;
   resume)
+    check "$@"
     tpu queued-resources delete "$NAME" --force --quiet || true
     create
     run "$@"

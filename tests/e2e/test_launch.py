@@ -97,6 +97,18 @@ def test_machines_that_share_a_directory_install_one_after_another(launch, tmp_p
     assert any("[install]" in line for line in found)
 
 
+def test_an_environment_that_was_made_halfway_is_finished(launch, tmp_path):
+    """Without python3-venv, Debian's Python leaves .venv with a Python, but nothing to activate."""
+    half, made = tmp_path / "check out" / ".venv" / "bin", tmp_path / "made" / "python3"
+    half.mkdir(parents=True)
+    made.parent.mkdir()
+    (half / "python").symlink_to(tmp_path / "venv" / "bin" / "python")
+    made.write_text('#!/bin/sh\n[ "$2" != venv ] || echo "VIRTUAL_ENV=$3" >"$3/bin/activate"\n')
+    made.chmod(0o755)
+    path = f"{made.parent}:{tmp_path / 'venv' / 'bin'}:{os.environ['PATH']}"
+    assert launch("local.sh", VIRTUAL_ENV="", PATH=path)[-1].startswith("[-m][md4_jax]")
+
+
 def test_the_package_is_installed_once_for_the_same_requirements(launch):
     first, second, other = launch("local.sh"), launch("local.sh"), launch("test.sh")
     assert any("[install]" in line for line in first)
@@ -160,14 +172,16 @@ def test_a_pod_gets_no_second_run_while_one_is_under_way(tmp_path):
     packed = ["tar", "czf", "md4_jax.tar.gz", "md4_jax"]
     subprocess.run(packed, cwd=tmp_path, check=True)
     here = dict(cwd=tmp_path, env=os.environ | {"HOME": str(tmp_path)}, stderr=subprocess.PIPE)
-    codes, pids = [], []
+    codes, pids, errors = [], [], []
     for _ in range(2):
         ended = subprocess.run(["bash", "-c", remote], timeout=60, check=False, **here)
         codes.append(ended.returncode)
+        errors.append(ended.stderr)
         pids.append(int((tmp_path / "md4_jax.pid").read_text()))
     os.killpg(pids[0], signal.SIGKILL)
     assert codes == [0, 2] and pids[0] == pids[1]
-    assert b"a run is under way: stop it first" in ended.stderr
+    assert ended.stderr == b"error: a run is under way: stop it first\n"
+    assert errors[0] == b""  # nothing about the file that the first run does not find
 
 
 def test_the_pod_script_runs_nothing_while_changes_are_not_committed(tmp_path):
@@ -182,6 +196,17 @@ def test_the_pod_script_runs_nothing_while_changes_are_not_committed(tmp_path):
     )  # fmt: skip
     assert done.returncode == 2 and "?? mine.py" in done.stderr
     assert "what is committed" in done.stderr and "gcloud" not in done.stdout
+
+
+def test_a_pod_is_not_deleted_to_be_resumed_without_its_run(tmp_path):
+    """Making it again takes long and costs money; the run could not start on it."""
+    done = dry_run("tpu_pod.sh", "resume", "--config", "a.py", PROJECT="mine")
+    assert done.returncode == 2 and "resume needs --workdir" in done.stderr
+    assert done.stdout == ""
+    resumed = dry_run("tpu_pod.sh", "resume", *ARGUMENTS, PROJECT="mine").stdout.splitlines()
+    assert [line.split()[4] for line in resumed if line.startswith("gcloud")] == [
+        "delete", "create", "scp", "ssh"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ["logs", "stop", "delete"])
