@@ -34,6 +34,11 @@ class Corpus:
     options: DataOptions
 
     def __post_init__(self):
+        if not hasattr(self.source, "domain") and not hasattr(self.domain, "tokenizer"):
+            raise UserError(
+                "these data are text, but the run was made for examples of shape "
+                f"{self.domain.shape}"
+            )
         if not self._has_rows:
             return
         self._check_symbols()

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from md4_jax.data.units import OF_IMAGES
 from md4_jax.evals import judges
 from md4_jax.evals.context import RunOf
 from md4_jax.evals.judged import cut
@@ -175,7 +176,7 @@ def _compiled(key: str, pattern: str) -> re.Pattern:
 
 
 def _check_text(name: str, domain: Any) -> None:
-    if not hasattr(domain, "encode"):
+    if domain.unit in OF_IMAGES or not hasattr(domain, "encode"):
         raise UserError(
             f"sample.reward.name={name!r} is only for text, and the data of this run are not text"
         )

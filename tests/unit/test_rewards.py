@@ -7,6 +7,7 @@ import pytest
 from peer_folders import peer_folder
 
 import md4_jax
+from md4_jax.data.pixels import PixelDomain
 from md4_jax.evals.rewards import Pattern
 from md4_jax.protocols import UserError
 
@@ -28,10 +29,11 @@ def test_patterns_are_of_texts():
         UserError, match=r"sample\.reward\.pattern='\(' is not a regular expression"
     ):
         Pattern("(")
-    with pytest.raises(
-        UserError, match="'pattern' is only for text, and the data of this run are not"
-    ):
-        Pattern("a").check(types.SimpleNamespace(unit="value"))
+    for domain in (types.SimpleNamespace(unit="value"), PixelDomain((8, 8, 1))):
+        with pytest.raises(
+            UserError, match="'pattern' is only for text, and the data of this run are not"
+        ):
+            Pattern("a").check(domain)
 
 
 @pytest.fixture(scope="module")

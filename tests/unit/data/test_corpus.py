@@ -7,6 +7,7 @@ from md4_jax.data import corpus
 from md4_jax.data.corpus import Corpus, check_same_text
 from md4_jax.data.domains import TextDomain
 from md4_jax.data.loader import MANY_ROUNDS, train_iterator
+from md4_jax.data.pixels import PixelDomain
 from md4_jax.data.sequences import Windows
 from md4_jax.data.tokenizers import Bytes, Characters
 from md4_jax.options.data import DataOptions
@@ -118,6 +119,11 @@ def test_documents_are_apart_only_where_asked():
         ):
             assert found.tokens.tolist() == [[97, 98, 256, 99]]
             assert {name: values.tolist() for name, values in found.context.items()} == expected
+
+
+def test_text_is_refused_for_a_run_of_images():
+    with pytest.raises(UserError, match=r"are text, but the run was made for .* \(8, 8, 1\)"):
+        Corpus(Letters("ab"), PixelDomain((8, 8, 1), 17), DataOptions(64))
 
 
 def test_a_split_too_short_is_refused():
