@@ -9,7 +9,7 @@ import numpy as np
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.experiment import Experiment
-from md4_jax.options import check_seed
+from md4_jax.options import check_seed, check_whole
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import batch_shards
@@ -68,8 +68,12 @@ def of_first_alone(error: Exception) -> bool:
 
 
 def check_least(evaluator: Any, **least: int) -> None:
-    """Raises UserError for an option below its minimum; least: {option: minimum}."""
+    """Raises UserError for an option below its minimum or between whole numbers.
+
+    least: {option: minimum}
+    """
     for name, value in least.items():
+        check_whole(name, getattr(evaluator, name))
         if getattr(evaluator, name) < value:
             limit = f"be at least {value}" if value else "not be negative"
             raise UserError(f"{name} must {limit}, not {getattr(evaluator, name)}")

@@ -11,7 +11,7 @@ from md4_jax.data.messages import conversation
 from md4_jax.evals.samples import drawn_samples
 from md4_jax.evals.texts import bucket, takes_segments
 from md4_jax.experiment import Experiment, drawn_classes, sample_block
-from md4_jax.options import PromptOptions
+from md4_jax.options import PromptOptions, check_whole
 from md4_jax.protocols import Prompt, UserError
 from md4_jax.protocols.phrases import amount
 from md4_jax.samplers.batches import context_of
@@ -72,8 +72,7 @@ def answer(model: Any, messages: str | Messages, size: int, options: Mapping[str
             f"chat does not accept {refused[0]!r}: the prompt is made of the messages, and there "
             "is one answer of at most new_tokens tokens"
         )
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise UserError(f"new_tokens must be a whole number, not {size!r}")
+    check_whole("new_tokens", size)
     ids = np.asarray(model.domain.encode(model.form.undated().prompt(messages)), np.int32)
     if size < 1 or len(ids) + size > model.length:
         raise UserError(

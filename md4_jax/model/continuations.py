@@ -68,6 +68,13 @@ def objective_of(model: Model, name: str) -> Any:
     raise UserError(f"likelihood={CHAIN_RULE} needs process.name='masking' or network.causal=True")
 
 
+def check_options(model: Model, options: Mapping[str, Any]) -> None:
+    """Raises UserError for keys of the section `sample` that are unknown, set by tasks or wrong."""
+    if given := sorted(answers.NOT_OF_CHATS & options.keys()):
+        raise UserError(f"{given[0]} cannot be set: tasks give the prompts, and their length")
+    model.sampling({**options, "num": 1, "length": 0}, prompted=True)
+
+
 def guidance_of(model: Model, value: Any) -> float:
     """Returns the weight of guidance by the context; UserError if the model has none."""
     try:

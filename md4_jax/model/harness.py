@@ -11,6 +11,7 @@ from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.texts import score_texts
 from md4_jax.model import continuations
 from md4_jax.model.load import load
+from md4_jax.options import check_whole
 from md4_jax.protocols import UserError
 
 try:
@@ -42,7 +43,8 @@ class Harness(LM):
     others        keys of the section `sample`: sampler (its name), steps, temperature, ...
                   `guidance` also applies to log-likelihoods, with the context as the condition
 
-    UserError for a model that is not a text model, and for guidance that it does not support.
+    UserError for a model that is not a text model, for guidance that it does not support, and for
+    options that do not exist, which a task without generation would not notice.
     """
 
     def __init__(
@@ -60,7 +62,8 @@ class Harness(LM):
         self.model.check_text("lm_eval")
         size = int(batch_size) if str(batch_size).isdecimal() else 16
         others = {key: value for key, value in others.items() if key not in NOT_OURS}
-        self._greedy, self._most = greedy, int(others.pop("max_gen_toks", 64))
+        self._greedy, self._most = greedy, others.pop("max_gen_toks", 64)
+        check_whole("max_gen_toks", self._most)
         if greedy and self.model.experiment.objective.needs.ordered:
             raise UserError(
                 "greedy=True needs a network that was trained on whole texts, but this one was "
@@ -70,6 +73,7 @@ class Harness(LM):
         if "sampler" in others:
             others["name"] = others.pop("sampler")
         self._sampling = {"seed": seed, "batch_size": size, **others}
+        continuations.check_options(self.model, self._sampling)
         objective = continuations.objective_of(self.model, likelihood)
         self.bound = LikelihoodBound(objective, draws=draws, batch_size=size, seed=seed)
 
@@ -126,7 +130,7 @@ class Harness(LM):
             contexts = [requests[i].args[0] for i in chosen]
             texts = continuations.continued(self.model, contexts, size, self._sampling)
             for i, text in zip(chosen, texts, strict=True):
-                found[i] = continuations.before(text, requests[i].args[1].get("until", []))
+                found[i] = continuations.before(text, requests[i].args[1].get("until") or [])
         return found
 
 

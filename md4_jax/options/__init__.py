@@ -3,14 +3,22 @@
 import dataclasses
 import math
 import re
+from typing import Any
 
 from md4_jax.protocols import UserError
 
 MOST_STEPS = 2**24  # largest number of sampling steps
 
 
+def check_whole(key: str, value: Any) -> None:
+    """Raises UserError for a value that is not a whole number, of Python or numpy."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise UserError(f"{key} must be a whole number, not {value!r}")
+
+
 def check_seed(key: str, seed: int) -> None:
     """Raises UserError for a seed that is not a 32-bit number."""
+    check_whole(key, seed)
     if not 0 <= seed < 2**32:
         raise UserError(f"{key} must lie between 0 and {2**32 - 1}, not {seed}")
 

@@ -394,6 +394,25 @@ def harness(monkeypatch):
     sys.modules.pop("md4_jax.model.harness", None)
 
 
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"drawz": 64}, "unknown key in sample 'drawz'"),
+        ({"sampler": "nix"}, "unknown sample.name 'nix'"),
+        ({"num": 3}, "num cannot be set: tasks give the prompts"),
+        ({"steps": "many"}, "sample.steps must be a whole number, not 'many'"),
+        ({"batch_size": 0}, "sample.batch_size must be at least 1"),
+        ({"draws": "many"}, "draws must be a whole number, not 'many'"),
+        ({"seed": 1.5}, "seed must be a whole number, not"),
+        ({"max_gen_toks": "x"}, "max_gen_toks must be a whole number, not 'x'"),
+    ],
+)
+def test_the_harness_refuses_options_that_a_task_may_not_read(options, said, harness, tmp_path):
+    """Log-likelihoods do not depend on keys of samples: a misspelled `draws` would be ignored."""
+    with pytest.raises(UserError, match=said):
+        harness(str(peer_folder(tmp_path, "mdlm")), **options)
+
+
 @needs_jinja
 def test_the_harness_applies_the_template(harness, folder, talker, tmp_path):
     made = harness(str(folder), steps=4, greedy=False)

@@ -183,6 +183,9 @@ def test_a_limit_is_rounded_up_to_whole_batches():
     "options, words",
     [
         (dict(draws=0), "draws must be at least 1, not 0"),
+        (dict(draws=2.5), "draws must be a whole number, not 2.5"),
+        (dict(seed="a"), "seed must be a whole number, not 'a'"),
+        (dict(stride=True), "stride must be a whole number, not True"),
         (dict(limit=-1), "limit must not be negative, not -1"),
         (dict(split="dev"), "train, validation, test or all, not 'dev'"),
     ],
@@ -190,6 +193,10 @@ def test_a_limit_is_rounded_up_to_whole_batches():
 def test_impossible_options_of_a_bound(options, words):
     with pytest.raises(UserError, match=words):
         LikelihoodBound(None, **options)
+
+
+def test_whole_numbers_may_be_those_of_numpy():
+    assert LikelihoodBound(None, draws=np.int64(2), seed=np.uint32(3)).draws == 2
 
 
 NETWORK = Network(
