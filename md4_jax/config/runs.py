@@ -166,8 +166,9 @@ def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
             "cannot be checked that the text at the new data.path is the same: use the old "
             "data.path"
         )
+    found = corpus.fingerprint()
     try:
-        check_same_text(host["text"], corpus.fingerprint(), workdir)
+        check_same_text(host["text"], found, workdir)
     except UserError as error:
         raise UserError(f"{error}. {ELSEWHERE}") from error
 

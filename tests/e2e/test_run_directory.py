@@ -75,6 +75,9 @@ def test_another_text_in_its_place(elsewhere, refused):
         assert f"{workdir} was trained on another text" in message
         assert config.stored(workdir)["data"]["path"] != str(text)
     assert "--config.evals.other.data.path=FILE" in message
+    text.write_bytes("the cat sat on the mät. ".encode("latin-1") * 200)
+    message = refused(*at)
+    assert message.endswith("Convert it to UTF-8, or take it out of data.path.\n")
 
 
 def test_a_checkpoint_that_does_not_know_its_text(elsewhere, refused, monkeypatch):
