@@ -84,6 +84,8 @@ class ZeroShot:
     needs_data: ClassVar[bool] = False
 
     def __post_init__(self):
+        if not self.chosen:
+            raise UserError(f"sets={self.sets!r} must name at least one of {', '.join(SETS)}")
         for name in self.chosen:
             if name not in SETS:
                 raise UserError(

@@ -10,6 +10,7 @@ from md4_jax.data.domains import keep_domain
 from md4_jax.model.load import load
 from md4_jax.model.model import Model
 from md4_jax.protocols import UserError
+from md4_jax.runtime import errors
 from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.paths import Place, check_name, check_writable
 from md4_jax.training import base
@@ -23,7 +24,8 @@ FRESH = {"data": {"sequences": 0}, "log": {"sums": {}, "squares": 0.0, "count": 
 
 def run(source: str, changes: Mapping[str, str], workdir: Place, adapters: str = "") -> int:
     """Writes a run directory with the parameters of a model, prints it, returns the exit code."""
-    model = imported(source, changes, workdir, adapters)
+    with errors.said(workdir, resumes=False):
+        model = imported(source, changes, workdir, adapters)
     if is_first():
         print(f"{model} is step 0 of {workdir}. To continue training:", flush=True)
         print(f"  python -m md4_jax --workdir {shlex.quote(str(workdir))}", flush=True)

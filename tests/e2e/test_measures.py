@@ -96,6 +96,8 @@ def test_zero_shot(run, refused, own, tiny, tmp_path):
     said = refused(*at, f"--config.evals.zero_shot.path={file}")
     assert f"evals.zero_shot.path={file} is a file, but must be a folder" in said
     assert "sets contains the unknown name 'c4'" in refused(*at, "--config.evals.zero_shot.sets=c4")
+    none = refused(*at, "--config.evals.zero_shot.sets=")
+    assert "evals.zero_shot.sets='' must name at least one of lambada" in none
     # A run that is to end with it says so before it trains.
     new = ("--config", tiny, "--workdir", tmp_path / "new", *given)
     new += ("--config.evals.zero_shot.final=True", "--config.evals.zero_shot.split=test")

@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import errno
 import json
 import pickle
 import re
@@ -505,6 +506,16 @@ def test_pushing_uploads_what_is_saved(mdlm, monkeypatch):
 
     monkeypatch.setattr(hub, "_library", lambda: types.SimpleNamespace(HfApi=Interface))
     assert mdlm.push("user/name") == "hub/user/name"
+
+
+def test_an_import_onto_a_full_disk(mdlm, tmp_path, monkeypatch):
+    def full(domain, workdir):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(importing, "load", lambda *arguments, **options: mdlm)
+    monkeypatch.setattr(importing, "keep_domain", full)
+    with pytest.raises(UserError, match="No space left .*/run: free some space and start the same"):
+        importing.run("mine", {}, Place(tmp_path / "run"))
 
 
 @pytest.mark.slow
