@@ -77,6 +77,11 @@ class ImageFolder(ImageSource):
         number = {name: k for k, name in enumerate(self.names)}
         for path in self._split(split):
             if path.parent.name not in number:
+                if path.parent == self._roots.get(split):
+                    raise UserError(
+                        f"{path.parent} holds images outside folders, but the training images lie "
+                        "in folders of their classes: do the same here, or set data.labels=False"
+                    )
                 raise UserError(
                     f"{path.parent} is the folder of a class that does not occur in the training "
                     "images"

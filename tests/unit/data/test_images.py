@@ -4,6 +4,7 @@ import functools
 import gzip
 import hashlib
 import io
+import shutil
 import struct
 import tarfile
 import types
@@ -522,6 +523,11 @@ def test_splits_may_have_folders_of_their_own(folder, tmp_path):
     write(root / "test" / "cow" / "a.png", 42)
     with pytest.raises(UserError, match="test/cow is the folder of a class that does not occur"):
         ImageFolder(path=str(root)).rows("test")
+    shutil.rmtree(root / "test")
+    write(root / "test" / "a.png", 42)
+    with pytest.raises(UserError, match="/test holds images outside folders, .* data.labels=False"):
+        ImageFolder(path=str(root)).rows("test")
+    assert len(ImageFolder(path=str(root), labels=False).rows("test")) == 1
 
 
 def test_val_is_the_validation_split(tmp_path):
