@@ -57,8 +57,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         _refuse(parser, flags, others)
     if flags.mode not in MODES:
         raise _unknown_mode("--mode", flags.mode)
-    for name in ("config", "workdir"):
-        # An empty path would mean the current directory.
+    for name in ("config", "workdir", "distributed"):
+        # An empty path would mean the current directory, and no address a process of its own.
         if getattr(flags, name) == "":
             raise UserError(
                 f"--{name} is empty, perhaps because a shell variable is not set: give a value, "
@@ -142,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--workdir", help="directory of the run; default: a new one in runs/")
     parser.add_argument(
-        "--distributed", default="", help="several processes: auto, or HOST:PORT,PROCESSES,INDEX"
+        "--distributed", help="several processes: auto, or HOST:PORT,PROCESSES,INDEX"
     )
     parser.add_argument("--evals", default="", help="evaluators for --mode eval: a,b")
     parser.add_argument(

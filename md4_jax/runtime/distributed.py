@@ -21,10 +21,10 @@ HEARTBEAT_SECONDS = 100
 USAGE = "--distributed is 'auto' (Cloud TPU, GKE, Slurm, MPI) or HOST:PORT,PROCESSES,INDEX"
 
 
-def start(how: str) -> None:
+def start(how: str | None) -> None:
     """Joins this process to the others; call it before any device is used.
 
-    how: '' for a single process; 'auto' if the cluster provides the addresses; otherwise
+    how: None for a single process; 'auto' if the cluster provides the addresses; otherwise
     'HOST:PORT,PROCESSES,INDEX', where HOST:PORT is a free port of process 0. UserError for any
     other value, and if the others do not connect within CONNECT_SECONDS.
     """
@@ -43,8 +43,9 @@ def start(how: str) -> None:
         )
     except (RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
+        other = "" if arguments else ". Outside a cluster give HOST:PORT,PROCESSES,INDEX"
         raise UserError(
-            f"--distributed={how}: the processes could not connect to each other: {first}"
+            f"--distributed={how}: the processes could not connect to each other: {first}{other}"
         ) from error
 
 
@@ -171,6 +172,8 @@ def _explicit(how: str) -> dict[str, str | int]:
     if len(parts) != 3 or not address[0] or not all(n.isdigit() for n in numbers):
         raise UserError(f"{USAGE}, not {how!r}")
     processes, index = int(parts[1]), int(parts[2])
+    if not processes:
+        raise UserError(f"--distributed={how}: PROCESSES must be at least 1, not 0")
     if not 0 <= index < processes:
         raise UserError(f"--distributed={how}: INDEX must lie in 0..{processes - 1}, not {index}")
     return {"coordinator_address": parts[0], "num_processes": processes, "process_id": index}

@@ -308,6 +308,8 @@ def test_one_of_four_stands_still(start, together, tiny, tmp_path):
         ("localhost:1234,2", "HOST:PORT,PROCESSES,INDEX"),
         ("localhost:http,2,1", "HOST:PORT,PROCESSES,INDEX"),
         ("localhost:1234,2,2", "INDEX must lie in 0..1, not 2"),
+        ("localhost:1234,0,0", "PROCESSES must be at least 1, not 0"),
+        ("", "--distributed is empty, perhaps because a shell variable is not set"),
     ],
 )
 def test_a_wrong_address_is_refused(how, words, refused, tiny, tmp_path):
