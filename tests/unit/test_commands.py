@@ -39,7 +39,7 @@ def arguments(line: str) -> list[str]:
     return [] if any(word.startswith("[--") for word in words) else words
 
 
-@pytest.mark.parametrize("flag", ["--workdir", "--config"])
+@pytest.mark.parametrize("flag", ["--workdir", "--config", "--distributed"])
 def test_an_empty_flag_is_a_variable_that_was_not_set(flag):
     """An empty --workdir would be the current directory."""
     with pytest.raises(
