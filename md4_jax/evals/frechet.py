@@ -70,15 +70,9 @@ class FrechetDistance(OnSplit):
             )
 
     def check_samples(self, experiment: Experiment, key: str) -> None:
-        """Raises UserError, before a run begins, for guidance without a class or to another one."""
+        """Raises UserError, before a run begins, for guidance without a class."""
         if not self.labels:
             check_guided(experiment)
-        elif experiment.guide is not None:
-            raise UserError(
-                f"{key}.labels=True gives each sample its own label, but sample.classifier="
-                f"{experiment.guide.options.classifier} guides all towards sample.label="
-                f"{experiment.guide.label}: set {key}.labels=False, or sample.classifier=''"
-            )
 
     def check_size(self, key: str, size: SplitSize) -> None:
         """Raises UserError, before a run begins, for a split with fewer than two images."""

@@ -10,6 +10,7 @@ from typing import ClassVar
 import jax
 import pytest
 
+from md4_jax.data.sequences import SplitSize
 from md4_jax.evals import ngrams
 from md4_jax.evals.context import first_alone, numbers_of
 from md4_jax.evals.frechet import FrechetDistance
@@ -65,6 +66,7 @@ def suite_of(evals, corpus=None, **network):
     experiment = types.SimpleNamespace(
         evals=evals, rewarded=None, config=config,
         network=types.SimpleNamespace(classifies=network.get("name") == "classifier"),
+        sample=types.SimpleNamespace(guidance=1.0),
     )  # fmt: skip
     return Suite(experiment, "WORKDIR", corpus)
 
@@ -258,8 +260,10 @@ def test_samples_get_no_labels_of_images_that_have_none():
         "other": FrechetDistance(labels=True, data={"labels": False}),
         "plain": FrechetDistance(data={"labels": False}),
     }
+    size = SplitSize(9, 9)
+    labelled.sizes = bare.sizes = lambda splits: dict.fromkeys(splits, size)
     suite = suite_of(evals, lambda changes: bare if changes else labelled)
-    assert suite.sizes(["own", "plain"]) == {("own", "train"): 9, ("plain", "train"): 9}
+    assert suite.sizes(["own", "plain"]) == {("own", "train"): size, ("plain", "train"): size}
     with pytest.raises(UserError, match="evals.other.labels=True gives .* of the train split of"):
         suite.sizes(["other"])
 
