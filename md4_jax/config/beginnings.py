@@ -76,6 +76,7 @@ def _made(experiment: Experiment, say: Callable[[str], None]) -> Callable[[Param
             f"{_difference(experiment, other)}"
         )
     changed = _changed(experiment, other)
+    _check_places(experiment, other)
 
     def begin(fresh: Params) -> Params:
         step, params = averaged(other, directory)
@@ -125,6 +126,24 @@ def _check_teacher(experiment: Experiment, teacher: Experiment) -> None:
         raise UserError(
             f"{said}on other classes: {different}. Use data with the classes of the teacher"
         )
+
+
+def _check_places(experiment: Experiment, other: Experiment) -> None:
+    """Raises UserError if a class of this run has another number in the other run.
+
+    Vectors of classes are copied by number. Classes that the other run lacks may be anywhere.
+    """
+    if not experiment.config["network"].get("classes", 0):
+        return
+    own, its = (tuple(getattr(e.domain, "labels", ())) for e in (experiment, other))
+    for number, name in enumerate(own):
+        if name in its and its.index(name) != number:
+            raise UserError(
+                f"train.initial={experiment.train.initial} has other numbers for the classes: "
+                f"{name!r} is class {number} of this run, but class {its.index(name)} of that run, "
+                "whose vectors of classes are copied by number. Use data with the classes of that "
+                "run"
+            )
 
 
 def _shapes(params: Params) -> dict[str, tuple[int, ...]]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from md4_jax.config import load as config
 from md4_jax.config.inputs import checkpoint_of
 from md4_jax.config.runs import averaged, check_checkpoint, other_run
+from md4_jax.data.domains import other_class
 from md4_jax.evals import guides
 from md4_jax.evals.likelihood import reported
 from md4_jax.evals.suite import Judge
@@ -56,6 +57,11 @@ def _check_classes(experiment: Experiment, judge: Experiment) -> None:
             f"sample.judge={judge_name} was trained with network.classes={its}, but this run has "
             f"network.classes={own}, so that a class has another meaning for the judge: use a "
             "judge with the same classes or with none"
+        )
+    if own and its and (different := other_class(experiment.domain, judge.domain)):
+        raise UserError(
+            f"sample.judge={judge_name} was trained on other classes than this run: {different}. "
+            "Use a judge with the same classes or with none"
         )
     if label < 0 and drawn_classes(judge) and not drawn_classes(experiment):
         raise UserError(

@@ -88,7 +88,7 @@ class GenerativePerplexity(OnSplit):
         numbers = _numbers(found.nats, found.size, sizes)
         how = {
             "judge": self.judge,
-            "judge_length": self.length or judge.length,
+            "judge_length": self._most(judge),
             "end_of_text": self.end_of_text,
             "first_token_counts": judge.counts_first,
             "random_numbers": WIDTH,
@@ -104,7 +104,7 @@ class GenerativePerplexity(OnSplit):
 
     def _cut(self, judge: Any, texts: list[str]) -> tuple[list[str], list[np.ndarray]]:
         """Returns (texts with tokens that count, these tokens); UserError if there are none."""
-        length = min(self.length or judge.length, judge.length)
+        length = self._most(judge)
         end = judge.end if self.end_of_text == "first" else None
         ids = cut(judge.tokens(texts), length, end)
         least = 1 if judge.counts_first else 2
@@ -114,6 +114,10 @@ class GenerativePerplexity(OnSplit):
                 f"judge={self.judge} was given no text with at least {least} of its tokens"
             )
         return [text for text, _ in found], [row for _, row in found]
+
+    def _most(self, judge: Any) -> int:
+        """Returns the largest number of the judge's tokens in a text."""
+        return min(self.length or judge.length, judge.length)
 
     def _mauve(self, judge: Any, ids: list[np.ndarray], context: Context) -> dict[str, Any]:
         """Returns MAUVE against as many texts of the split, cut to the same length."""

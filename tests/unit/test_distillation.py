@@ -471,3 +471,21 @@ def test_a_teacher_of_other_classes_is_refused():
     beginnings._check_teacher(run("no", "yes"), run("no", "yes"))
     with pytest.raises(UserError, match="teacher cannot be .* class 1 is 'yes' instead of 'so'"):
         beginnings._check_teacher(run("no", "yes"), run("no", "so"))
+
+
+def test_parameters_of_a_run_with_other_numbers_of_its_classes_are_refused():
+    """Vectors of classes are copied by number; new classes may be anywhere."""
+
+    def run(*labels, classes=2):
+        return types.SimpleNamespace(
+            domain=TextDomain(Characters("ab"), 4, labels),
+            train=types.SimpleNamespace(initial="runs/one"),
+            config={"network": {"classes": classes}},
+        )
+
+    for own in (("no", "yes"), ("no", "so"), ("good", "bad"), (0, 1), ()):
+        beginnings._check_places(run(*own), run("no", "yes"))
+    beginnings._check_places(run("yes", "no", classes=0), run("no", "yes", classes=0))
+    said = "initial=runs/one has .* 'yes' is class 0 of this run, but class 1 of that run"
+    with pytest.raises(UserError, match=said):
+        beginnings._check_places(run("yes", "no"), run("no", "yes"))

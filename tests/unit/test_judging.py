@@ -14,9 +14,11 @@ from tiny_networks import random_parameters
 
 import md4_jax
 from md4_jax.config import build, inputs, runs, schema
+from md4_jax.config import judging as judging_config
 from md4_jax.config import load as config
 from md4_jax.config.judging import Others, judge_of, says_causal
-from md4_jax.data.domains import keep_domain
+from md4_jax.data.domains import TextDomain, keep_domain
+from md4_jax.data.tokenizers import Characters
 from md4_jax.evals import judges
 from md4_jax.evals.context import Context
 from md4_jax.evals.generative import GenerativePerplexity
@@ -267,6 +269,23 @@ def test_a_judge_with_other_classes_is_refused(made, tmp_path):
         judge_of(made(**asked))
 
 
+def test_a_judge_whose_classes_have_other_names_is_refused():
+    """It would be told the classes by the numbers of the samples."""
+
+    def run(*labels, classes=2):
+        return types.SimpleNamespace(
+            domain=TextDomain(Characters("ab"), 4, labels),
+            sample=types.SimpleNamespace(label=1, judge="runs/judge"),
+            config={"network": {"classes": classes, "label_dropout": 0.1}},
+        )
+
+    own = run("no", "yes")
+    for judge in (run("no", "yes"), run(classes=0), run("yes", "no", classes=0)):
+        judging_config._check_classes(own, judge)
+    with pytest.raises(UserError, match="judge was trained on other .* 'no' instead of 'yes'"):
+        judging_config._check_classes(own, run("yes", "no"))
+
+
 def test_another_run_reads_the_profile_of_its_own_directory(made, tmp_path):
     """sample.grid=optimal is in the config of a run that was made after its profile."""
     folder = place(tmp_path / "judge")
@@ -293,6 +312,8 @@ def test_an_end_of_text_is_a_token_of_the_judge(made):
     assert text_size(judge.counted(text, kept)) == (3, 1)
     whole = dataclasses.replace(asked, end_of_text="all")._cut(judge, [text])[1]
     assert whole[0].tolist() == raw
+    for length, most in ((0, 8), (4, 4), (99, 8)):  # which results name as judge_length
+        assert dataclasses.replace(asked, length=length)._most(judge) == most
 
 
 def test_a_published_judge_reads_an_end_of_text_as_its_own(tmp_path):
