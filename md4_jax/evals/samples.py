@@ -23,7 +23,6 @@ from md4_jax.generate import writers
 from md4_jax.generate.inpainting import Example
 from md4_jax.generate.pictures import CHOSEN_FROM, has_pictures
 from md4_jax.generate.prompts import Resized, check_beginnings, remarks, templates
-from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Batch, Params, Prompt, UserError
 from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.paths import Place
@@ -186,9 +185,6 @@ def drawn_samples(
     if experiment.sampler_step.needs.hides:
         # Only the tokens before the first gap keep their positions.
         return drawn._replace(prompt_mask=np.logical_and.accumulate(drawn.prompt_mask, axis=1))
-    # After the block with the end of a text there are only masks.
-    if sample_block(experiment) and isinstance(experiment.process, RevealsMasks):
-        return drawn
     return cut(drawn, experiment.ends)
 
 

@@ -157,7 +157,13 @@ def test_blocks_after_the_end_of_a_turn_are_not_drawn(tmp_path):
     turn = model.domain.tokenizer.id_of("<|eot_id|>")
     for whole, cut, length in zip(free.tokens, ended.tokens, ended.lengths, strict=True):
         first = int(np.argmax(whole == turn))
-        assert length == 4 * (1 + first // 4) and np.array_equal(whole[:length], cut[:length])
+        drawn = 4 * (1 + first // 4)
+        assert length == 1 + first and np.array_equal(whole[:drawn], cut[:drawn])
+    # Nor is a given text part of a text that ended in the block before it.
+    given = dict(options, num=64, length=8, template="_" * 4 + "abab", stop="<|eot_id|>")
+    found = model.sample(**given)
+    early = (found.tokens[:, :4] == turn).any(axis=1)
+    assert early.any() and (found.lengths[early] <= 4).all() and (found.lengths[~early] == 8).all()
     assert ended.evaluations.sum() < free.evaluations.sum() / 2
     with pytest.raises(UserError, match="sample.stop='nothing' is not an entry of the vocabulary"):
         model.sample(**options, stop="nothing")
