@@ -100,8 +100,8 @@ class SampleOptions:
     next_token  whether the first token of a block is the most likely one after the previous block,
                 for shifted networks (Fast-dLLM v2; with dual_cache Dream in Fast-dLLM) and those
                 with a causal context (Nemotron)
-    stop        with blocks, the token that ends a text early: 'end_of_text', or an entry of the
-                vocabulary such as '<|eot_id|>'; '' for none
+    stop        tokens after which a text is cut: 'end_of_text', or entries of the vocabulary such
+                as '<|eot_id|>', separated by spaces; '' for none
     min_entropy with blocks, a text also ends when the symbols of its last `memory` tokens have an
                 entropy below this number of nats, which is a sign of repetition. 0: never
     stride      number of new tokens in each window, for text longer than in training; 0: one
