@@ -143,14 +143,17 @@ IN_CAMPAIGNS = {
     "few positions",
     "fewer keys",
     "in an order",
+    "kernel",
     "kernel, causal",
     "kernel, noisy half",
     "layers one by one",
+    "marks",
     "marks and segments",
     "near",
     "odd length",
     "plain",
     "shifted",
+    "some positions",
 }
 TILES = 512  # positions, of which each of four devices has a tile of the kernel
 

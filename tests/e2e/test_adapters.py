@@ -120,6 +120,7 @@ def test_the_base_of_another_run_is_refused(tuned, published, tmp_path):
             read()
 
 
+@pytest.mark.campaign
 def test_evaluation_and_samples_of_a_run(tuned, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(tuned, run)

@@ -144,7 +144,7 @@ def test_validation_is_of_the_average_of_the_parameters(trained, tiny, rows):
     assert last == pytest.approx(result["nats_per_token"], rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_no_line_says_a_bound_without_its_error(run, tiny, tmp_path):
     words = (
         "train.num_steps=6",
@@ -387,7 +387,7 @@ def test_a_run_goes_on_by_its_own_config(run, copy, tiny, trained, same_run):
     same_run(copy, trained)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_run_is_timed_and_planned_by_its_own_config(run, copy):
     """Also one whose version did not have those modes yet."""
     content = json.loads((copy / "config.json").read_text())

@@ -402,6 +402,7 @@ def test_batch_that_the_mesh_does_not_divide(tiny, tmp_path, start):
         (("network.tables=640",), ["mesh.context=8", "network.tables=0", "Set mesh.context=1"]),
     ],
 )
+@pytest.mark.cases(1)
 def test_sequences_that_the_mesh_cannot_split(more, words, tiny, tmp_path, start):
     workdir = tmp_path / "run"
     process = start(
@@ -444,6 +445,7 @@ def test_the_stored_config_is_what_was_asked(trained, tiny):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["train", "sample"])
+@pytest.mark.cases(1)
 def test_devices_that_jax_does_not_find(mode, copy, program):
     ended = program("--mode", mode, "--workdir", copy, JAX_PLATFORMS="cuda")
     assert ended.code == 2

@@ -22,6 +22,7 @@ def rates(rows, workdir) -> dict[int, float]:
     return {row["step"]: row["learning_rate"] for row in rows(workdir) if "learning_rate" in row}
 
 
+@pytest.mark.campaign
 def test_a_budget_ends_the_learning_rate_too(one_second_a_look, run, tiny, tmp_path, rows):
     """Half of the seconds in one command and half in the next: 20 seconds for 30 steps at most."""
     words = ("--config", tiny, "--workdir", tmp_path, "--config.log.every=1")

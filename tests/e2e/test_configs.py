@@ -157,7 +157,7 @@ def ended(run, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", MARKED)
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 def test_a_config_trains_evaluates_and_samples(name, ended):
     found, workdir = ended(name)
     assert found.code == 0, found

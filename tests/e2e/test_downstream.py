@@ -119,6 +119,7 @@ def greedily(model, contexts: np.ndarray, size: int) -> Iterator[np.ndarray]:
     "name, told",
     [("sdar", {"mask_token_id": 123}), ("bd3lm", {"time_conditioning": True}), ("nemotron", {})],
 )
+@pytest.mark.cases(2)
 def test_a_block_is_greedy_given_the_blocks_before_it_and_no_later_ones(name, told, tmp_path):
     """Contexts and continuations begin and end within blocks; the times are those of blocks."""
     model = md4_jax.load(peer_folder(tmp_path, name, **told), BLOCKS)

@@ -106,8 +106,8 @@ def test_each_trains_evaluates_and_samples(family, run, rows, tmp_path):
         assert lines[-1]["power_min"] < 2.0 < lines[-1]["power_max"]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("order", ["random", "left_to_right"])
-@pytest.mark.cases(1)
 def test_a_masked_model_is_evaluated_along_an_order(order, run, tmp_path):
     workdir = tmp_path / "run"
     asked = (*words("any_order"), "--workdir", workdir)

@@ -69,7 +69,7 @@ def test_the_perplexity_is_that_of_the_texts_under_the_run(run, trained, judge, 
     assert (short["judged"], short["judge_tokens"], short["judge_length"]) == (3, 12, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_judge_rewards_samples(run, refused, trained, judge):
     words = ("--mode", "sample", "--workdir", trained)
     reward = ("sample.reward.name=judge", f"sample.reward.judge={judge}", "sample.num=3")

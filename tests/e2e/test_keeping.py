@@ -102,8 +102,8 @@ def test_the_best_that_is_damaged_is_not_replaced_by_another(whole, refused, tmp
     assert re.search("checkpoint 4 in .* cannot be read.* of the steps .4, 9.: choose", message)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("step, saved_before", [(4, 3), pytest.param(6, 6, marks=pytest.mark.slow)])
-@pytest.mark.cases(1)
 def test_a_run_that_is_cut_off_keeps_the_same(
     step, saved_before, whole, run, arguments, found, tmp_path, same_run
 ):

@@ -66,8 +66,8 @@ def test_a_run_learns_what_is_rewarded(run, tiny, tuned):
     assert share(tuned / "rewarded", "yy") > 0.95
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("updates, every", [(1, 3), (3, 4)])
-@pytest.mark.cases(1)
 def test_a_resumed_run_ends_bit_for_bit_the_same(updates, every, run, tiny, tuned):
     """It draws the same texts, also when it stopped after one of three updates with them."""
     whole, again = tuned / f"whole{updates}", tuned / f"again{updates}"

@@ -235,6 +235,7 @@ def test_processes_with_different_settings_are_refused(together, tiny, tmp_path)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.campaign
 def test_what_process_0_alone_cannot_write_ends_both_with_a_sentence(together, tiny, copy):
     """Neither process is ended by the runtime of the other, and later evaluators still run."""
     shutil.rmtree(copy / "samples")

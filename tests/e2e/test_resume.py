@@ -44,6 +44,7 @@ def saved(workdir) -> list[int]:
     return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
 
 
+@pytest.mark.campaign
 def test_a_run_here_equals_one_in_its_own_process(trained, reference, same_run):
     same_run(trained, reference)
 

@@ -180,7 +180,7 @@ def test_a_network_that_reads_parameters_otherwise_does_not_begin_with_them(
     assert said in ended.out
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_first_checkpoint_that_a_disk_lost_begins_with_the_other_run_again(
     trained, run, tiny, tmp_path, arrays
 ):

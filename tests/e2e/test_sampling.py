@@ -78,7 +78,7 @@ def templates(scratch):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_what_is_given_stands_with_every_sampler(name, sample, templates):
     """`num` of each line, in order; the rest is drawn, and not alike."""
     drawn = sample(f"name={name}", f"templates={templates}", "num=3", "steps=8")

@@ -28,6 +28,7 @@ def test_two_runs_and_no_run_twice(run, rows, tiny, tmp_path):
     assert {seed: rows(tmp_path / "both" / f"seed={seed}") for seed in (5, 6)} == kept
 
 
+@pytest.mark.campaign
 def test_a_run_that_spent_its_seconds_has_ended(run, rows, tiny, tmp_path):
     keys = ("--config.train.num_steps=1000000", "--config.train.seconds=2")
     keys += ("--config.log.every=1", "--config.sample.num=1")

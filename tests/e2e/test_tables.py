@@ -56,6 +56,7 @@ def test_no_more_tokens_than_asked_for_are_counted(words, run, tmp_path):
     assert "counting 1,008 tokens" in ended.out
 
 
+@pytest.mark.campaign
 def test_counting_is_part_of_the_seconds(words, run, monkeypatch):
     monkeypatch.setattr(counting, "filled", lambda experiment, corpus, state: (state, 1e6))
     ended = run(*words, "--config.train.seconds=1000000")

@@ -30,7 +30,7 @@ def within(values, expected):
 
 @pytest.mark.parametrize("passes", ["two", "one_weighted", "one"])
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 def test_the_mean_of_the_draws_at_a_time(kernel, passes):
     """t = 0.4, n = 40,000 draws of z and of its jump, within 4 standard errors."""
     process, objective = Rates(3, **kernel), CTMC(passes, 0.0)

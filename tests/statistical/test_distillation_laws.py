@@ -74,6 +74,7 @@ CASES = [(SDTT(steps=5, per_step=2), 0), (SDTT(steps=20, per_step=3), 1), (SDTT(
 
 @pytest.mark.parametrize("process", [Masking(V), Masking(V, Cosine())])
 @pytest.mark.parametrize("objective, round", CASES)
+@pytest.mark.cases(3)
 def test_targets_have_the_law_of_the_paths_of_the_teacher(objective, round, process):
     """Of both positions together: chi-squared over all different targets, p > 1e-4."""
     teacher = exact.denoiser_of(TEACHER, time=0.5)
@@ -91,6 +92,7 @@ def test_targets_have_the_law_of_the_paths_of_the_teacher(objective, round, proc
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.cases(2)
 def test_the_loss_is_the_mean_over_all_paths(name):
     """At one z_t of masks: to 4 standard errors of 20,000 draws."""
     process, objective = Masking(V), SDTT(steps=5, per_step=3, divergence=name)
@@ -177,7 +179,7 @@ def test_two_levels_of_a_trajectory_have_their_joint_law():
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_the_loss_of_a_trajectory_is_the_mean_over_all_pairs(name):
     """Of two positions at one u: to 4 standard errors of 20,000 draws."""
     process, objective = Uniform(SYMBOLS), DCD(steps=4, low=LOW, high=HIGH, divergence=name)

@@ -50,6 +50,7 @@ def assert_mean(values, expected):
         (TIMED, Masking(2, Clipped(Cosine(), 0.05))),
     ],
 )
+@pytest.mark.cases(3)
 def test_any_order(denoiser, process):
     """n = 40,000, within 4.5 standard errors of the enumerated bound; time from its Beta law."""
     expected = exact.any_order(denoiser, process, X, nodes=400)[0]

@@ -32,6 +32,7 @@ def within(values, expected: float, errors: float = 4.0) -> bool:
 
 
 @four_steps
+@pytest.mark.cases(2)
 def test_t12_a_step_at_which_nothing_appears_is_free(schedule, grid, lazy, cached):
     """T = 4, L = 3: the mean over n = 20,000 sequences, within 4 standard errors."""
     keys, process = exact.keys_for(1, 20_000), Masking(2, schedule)

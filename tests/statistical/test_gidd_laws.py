@@ -134,7 +134,7 @@ def test_a_prompt_is_shown_with_the_noise_of_the_time():
 
 @pytest.mark.parametrize("uniform_share", [0.1, 0.4])
 @pytest.mark.parametrize("early", [True, False], ids=["evaluation", "training"])
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_the_mean_of_the_draws_is_the_bound(early, uniform_share):
     """n = 200,000 strata of the times of an evaluation and of training, within 4.5 errors."""
     process, n = Hybrid(3, uniform_share), 200_000

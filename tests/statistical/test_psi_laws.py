@@ -27,7 +27,7 @@ def at(time: float) -> np.ndarray:
 @pytest.mark.parametrize("parametrisation", ["joint", "mixture"])
 @pytest.mark.parametrize("kappa", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("s, t", [(0.3, 0.8), (0.0, 0.5)])
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_a_step_of_one_token_is_exact(s, t, kappa, parametrisation):
     """V = 3, from the law at t to that at s: chi-squared, n = 20,000, p > 1e-4."""
     process = Uniform(3, Linear(), parametrisation)
@@ -75,6 +75,7 @@ def test_kappa_counts_between_since_and_until():
 
 
 @pytest.mark.parametrize("kappa", [0.5, 1.0])
+@pytest.mark.cases(1)
 def test_the_last_step_takes_the_likeliest(kappa):
     """With the same outputs at every position; the step before still draws."""
     process, z = Uniform(3, Linear(), "joint"), laws.drawn_from(at(0.5), 5)
@@ -87,6 +88,7 @@ def test_the_last_step_takes_the_likeliest(kappa):
 
 
 @pytest.mark.parametrize("kappa", [0.0, 1.0])
+@pytest.mark.cases(1)
 def test_the_last_step_takes_the_likeliest_that_ratios_tell(kappa):
     """The largest p(x | z_t): z itself while little noise is left, and else the largest p(x)."""
     process, z = Uniform(3, LogLinear(), "score"), laws.drawn_from(at(0.5), 5)

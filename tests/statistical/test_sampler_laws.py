@@ -39,7 +39,7 @@ def counts_of(denoiser, process, step, grid, seed=0) -> np.ndarray:
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
 @pytest.mark.parametrize("make", [Ancestral, Tweedie, Euler])
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_m15_the_law_of_t_steps(make, steps):
     """(1 - 1/T) p + (1/T) p_1 x p_2: chi-squared over 9 sequences, n = 20,000, p > 1e-4.
 
@@ -83,6 +83,7 @@ ONE_BY_ONE = {
 
 
 @pytest.mark.parametrize("step, law", ONE_BY_ONE.values(), ids=ONE_BY_ONE)
+@pytest.mark.cases(3)
 def test_m16_tokens_one_after_another(step, law):
     """A wrong denoiser's law by enumeration of orders: 9 sequences, n = 20,000, p > 1e-4."""
     np.testing.assert_allclose(along(BOTH)[0, 0], 0.09552560043, rtol=1e-6)
@@ -134,6 +135,7 @@ def by_chances(denoiser, grid, chances) -> np.ndarray:
 @pytest.mark.parametrize(
     "process", [Masking(3), Rates(3, kernel="absorbing")], ids=["masks", "rates"]
 )
+@pytest.mark.cases(2)
 def test_t09_the_law_of_tau_leaping(process, several, chances):
     """h rate = 1/3, 1/2 and 1: 1 - exp(-1/3), ... or exp(-1/3)/3, ...; then what is left at 0.
 
@@ -164,7 +166,7 @@ def surest_first(score: str) -> np.ndarray:
 
 @pytest.mark.parametrize("options", [{}, {"per_step": 1}], ids=["grid", "per_step"])
 @pytest.mark.parametrize("score", ["probability", "margin", "entropy"])
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 def test_the_surest_token_first(score, options):
     """One of two masks in each of two steps, by enumeration; chi-squared, n = 20,000, p > 1e-4."""
     counts = counts_of(TABLE, Masking(3), Confidence(score, **options), uniform(2), seed=6)

@@ -76,6 +76,7 @@ def test_one_stage_draws_with_all_bits_too():
 
 
 @pytest.mark.parametrize("vocabulary", [4, 5, 10, 16, 21])
+@pytest.mark.cases(3)
 def test_two_stages_have_the_law_of_one(vocabulary, monkeypatch):
     """Blocks of 2, 4 and 8 symbols, the last one short: chi-squared, n = 40,000, p > 1e-4.
 

@@ -51,7 +51,7 @@ def levels(process, steps: int) -> list[float]:
 
 @every_parametrisation
 @pytest.mark.parametrize("steps", [1, 2, 4])
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 def test_t05_few_steps_have_the_product_of_exact_marginals(parametrisation, steps):
     """Enumerated step by step over all states; chi-squared over 9 sequences, p > 1e-4.
 

@@ -170,7 +170,7 @@ def test_an_imported_run_holds_the_base_once(folder, plain, tmp_path):
     assert types(half) == {"float32", "bfloat16"} and types(model) == {"float32"}
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_an_imported_run_of_a_model_with_tables_can_be_read(tmp_path):
     """Tables are in the average alone."""
     config = files.load("quickstart")

@@ -62,7 +62,7 @@ def logits(options, params, z, t=0.4) -> np.ndarray:
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("plain", [PLAIN, IMAGE], ids=["transformer", "dit"])
 @pytest.mark.parametrize("scan", [True, False])
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_fresh_adapters_change_no_bit(plain, scan):
     """Of the parameters beside them, nor of the logits. Every linear layer of a block has one."""
     plain = dataclasses.replace(plain, scan_blocks=scan)

@@ -85,7 +85,7 @@ def test_what_learns_from_something_else_is_refused(name, what):
 
 
 @pytest.mark.parametrize("name", named(bounds()))
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_no_false_alarm(name):
     objective, make = exact.FITTING[name]
     # Chains with jumps have many outcomes.
@@ -251,7 +251,7 @@ WRONG = {
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", named(WRONG))
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_a_wrong_loss_is_found_out(name):
     objective, process, what = WRONG[name]
     found = audit(objective, process, problems=((3, 2),), steps=STEPS)

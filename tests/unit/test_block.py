@@ -38,6 +38,7 @@ def dense_mask(length: int, block: int, *, context: bool = False) -> np.ndarray:
 
 
 @pytest.mark.parametrize("length, block, ones", [(4, 1, 20), (4, 2, 24), (4, 4, 32), (12, 3, 180)])
+@pytest.mark.cases(2)
 def test_b03_what_the_halves_see(length, block, ones):
     """Each entry of the mask is found by moving a value: L (L + L') of the (2 L)^2 are ones."""
     rng = np.random.default_rng(0)
@@ -57,7 +58,7 @@ def test_b03_what_the_halves_see(length, block, ones):
 @pytest.mark.parametrize("context", [False, True], ids=["", "context"])
 @pytest.mark.parametrize("length, block", [(24, 1), (24, 4), (24, 24), (40, 5)])
 @pytest.mark.slow
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_the_halves_are_the_dense_formula(length, block, context, segmented):
     """Outputs and gradients of both halves to 1e-5."""
     rng = np.random.default_rng(0)
@@ -381,6 +382,7 @@ def test_what_is_no_bound_is_not_called_one():
 
 @pytest.mark.parametrize("scan_blocks", [True, False])
 @pytest.mark.parametrize("time_conditioning", [True, False])
+@pytest.mark.cases(2)
 def test_block_by_block_with_a_memory_is_the_whole_pass(scan_blocks, time_conditioning):
     """Features of each block after the clean ones before it, to 2e-5, with room for all."""
     denoiser = network_of(scan_blocks=scan_blocks, time_conditioning=time_conditioning)
@@ -417,6 +419,7 @@ def test_a_memory_forgets_what_is_older_than_its_window():
 
 @pytest.mark.parametrize("block, given", [(1, 5), (4, 4), (4, 8)])
 @pytest.mark.slow
+@pytest.mark.cases(2)
 def test_given_blocks_leave_the_bound_of_the_others(block, given):
     """As the same sequence without their part, for the same masks of the rest, to 1e-5."""
     denoiser, process, objective = network_of(), Masking(5), BlockDiffusion(block)

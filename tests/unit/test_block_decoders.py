@@ -26,7 +26,7 @@ def models(tmp_path_factory):
 
 
 @pytest.mark.quick(1)
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_logits_of_blocks_are_those_of_their_own_code(name, models):
     model, told = models[name], answers(name)
@@ -116,6 +116,7 @@ def test_the_tokens_that_stable_diffcoder_s_sampler_draws(number, diffcoder):
     assert found[:whole] == as_symbols(told["tokens"])[:whole].tolist()
 
 
+@pytest.mark.campaign
 def test_the_tokens_that_fast_dllm_v2_draws_one_by_one(models):
     """Its first token of a block comes from the end of the block before, which the cache keeps."""
     told = answers("fast_dllm_v2")

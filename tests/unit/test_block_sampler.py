@@ -127,6 +127,7 @@ def test_a_given_stop_ends_nothing_and_what_is_not_drawn_costs_nothing():
     np.testing.assert_array_equal(free.evaluations, 20)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "after, least",
     [pytest.param(False, 1.0, marks=pytest.mark.campaign), (True, 1.2)],

@@ -41,6 +41,7 @@ def without(monkeypatch):
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.cases(2)
 def test_features_and_gradients_are_those_of_each_token(options, monkeypatch):
     made = network(**options)
     params = perturbed(made.init(jax.random.key(0)))
@@ -95,6 +96,7 @@ def test_the_first_block_projects_six_symbols_instead_of_24_tokens(monkeypatch):
     ],
     ids=str,
 )
+@pytest.mark.cases(3)
 def test_inputs_that_depend_on_more_than_the_symbol(options, monkeypatch):
     """Then each token is projected, as for a text that is too short."""
     made = network(time_conditioning=False, **options)

@@ -71,6 +71,7 @@ def test_the_table_has_every_process_and_every_ability():
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.cases(10)
 def test_noise_is_what_says_nothing_of_x(name):
     """The mask and no other symbol; z at t = 1 of pure masking holds nothing else."""
     process = CASES[name](4).init()
@@ -102,6 +103,7 @@ def foreign_masking(names=NAMES):
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.cases(16)
 def test_a_process_of_another_class_with_these_methods_will_do(name):
     """The numbers are those of Masking; objectives of other noise do not take it."""
     objective, foreign = OBJECTIVES[name](), foreign_masking()

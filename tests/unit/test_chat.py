@@ -240,7 +240,7 @@ def test_padding_of_a_canvas_changes_nothing(model):
         assert answer.tolist() == expected[: min(ended, default=6)]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @needs_jinja
 def test_an_answer_may_be_guided_by_its_prompt(model):
     """Logits of weight w are w times those after the prompt, and 1 - w times those without it."""

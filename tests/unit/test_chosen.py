@@ -67,7 +67,7 @@ def both(options: dict, where):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("count", [0, 16, 17, 18, B * L])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.cases(6)
+@pytest.mark.cases(3)
 def test_features_and_gradients_are_those_of_all_positions(options, count):
     """17 of 32 positions fit into the first part; with more, the second is computed as well."""
     (h, gradient), (expected, its_gradient) = both(options, marked(count))
@@ -99,6 +99,7 @@ def test_the_last_block_computes_its_products_at_17_of_32_positions():
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name, used", [("linear", True), ("polynomial", True), ("cosine", False)])
+@pytest.mark.cases(1)
 def test_a_loss_uses_it_if_at_most_half_of_the_tokens_are_masked(name, used):
     """At times t and 1 - t: (t^2 + (1 - t)^2) / 2 <= 1/2, but 1 - cos(pi/4) = 0.29 is clean."""
     network, process = Transformer(**UNROLLED).build(), Masking(V, SCHEDULES[name]())

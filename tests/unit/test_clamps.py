@@ -96,7 +96,7 @@ def test_every_sampler_and_every_process_is_among_the_cases():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("process, step", marked())
-@pytest.mark.cases(8)
+@pytest.mark.cases(4)
 def test_given_tokens_come_out_and_samples_stay_apart(process, step):
     denoiser = Denoiser(causal, lambda h: h) if step.needs.causal else TABLE
 

@@ -35,6 +35,7 @@ def classified(network, params, z, t=T, **context):
 
 @pytest.mark.quick(1)
 @both_kinds
+@pytest.mark.cases(1)
 def test_logits_are_of_the_classes_and_depend_on_each_token_and_the_time(make):
     network, params = built(make)
     assert network.classifies and not network.causal and not network.blockwise

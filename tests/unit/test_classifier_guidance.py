@@ -155,6 +155,7 @@ def test_ancestral_steps_draw_what_their_probabilities_say():
 
 @pytest.mark.parametrize("strength", [0.0, 1.0, 2.5])
 @pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.cases(3)
 def test_one_masked_token_has_the_tilted_law_in_any_number_of_steps(strength, steps, x64):
     denoiser, process, _ = guided(of_masks(ONE), Masking(3), posterior_of_masks(ONE), strength)
     law = law_of_masks(denoiser, process, uniform(steps), 1)
@@ -162,6 +163,7 @@ def test_one_masked_token_has_the_tilted_law_in_any_number_of_steps(strength, st
 
 
 @pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.cases(1)
 def test_one_noisy_token_has_the_law_of_the_class_in_any_number_of_steps(steps, x64):
     """So the classifier is asked at the time of z_s: at that of z_1 it knows nothing."""
     process = Uniform(3, parametrisation="mixture")
@@ -226,6 +228,7 @@ def recorded_classifier(symbols: int):
 
 @pytest.mark.parametrize("method", ["exact", "taylor"])
 @pytest.mark.parametrize("kind", ["masking", "uniform"])
+@pytest.mark.cases(2)
 def test_steps_are_those_of_its_authors(kind, method, x64):
     """Probabilities of z_s that kuleshov-group/discrete-diffusion-guidance computes."""
     process = Masking(3) if kind == "masking" else Uniform(3)
@@ -329,7 +332,7 @@ def zeros(z, t):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, name", GUIDED, ids=[", ".join(pair) for pair in GUIDED])
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 def test_every_sampler_follows_the_classifier(kind, name):
     process, step = exact.PROCESS_CASES[kind](3).init(), SAMPLERS[name]()
     given = Denoiser(lambda z, t: jnp.zeros((*z.shape, 3)), lambda h: h)

@@ -111,6 +111,7 @@ def test_c01_the_mean_over_moves_is_the_squared_error_less_its_constant(process,
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("form", [matching, denoising])
 @pytest.mark.parametrize("t", [0.05, 0.4, 0.9])
+@pytest.mark.cases(3)
 def test_both_forms_are_smallest_at_the_concrete_score(form, t):
     truth = log_scores(noised_law(t))
     away = np.abs(jax.grad(form)(jnp.asarray(WRONG), SCORE, t))
@@ -210,6 +211,7 @@ def test_the_score_keeps_its_digits_near_one_in_float32():
 @pytest.mark.parametrize("process", [SCORE, JOINT, Uniform(3)], ids=["score", "joint", "linear"])
 @pytest.mark.parametrize("u", [0.0, 1.0 - 2.0**-24])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.cases(10)
 def test_the_ends_have_finite_gradients(form, process, u, dtype):
     table = jnp.asarray(3.0 * WRONG, dtype)
     batch, times = exact.batch_of(STATES), jnp.full(9, u, jnp.float32)

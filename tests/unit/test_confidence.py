@@ -37,6 +37,7 @@ def first_step(step, s: float = 0.99, rows: int = 4) -> list[set[int]]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.1, 1.0, 2.0])
 @pytest.mark.parametrize("score", ["margin", "entropy"])
+@pytest.mark.cases(4)
 def test_temperature_does_not_change_the_order(score, temperature):
     step = Confidence(score, per_step=3, transform=Transform(temperature))
     assert first_step(step) == [{1, 3, 5}] * 4
@@ -168,6 +169,7 @@ def orders(step, given=(0, 1), steps: int = 6) -> np.ndarray:
         (AnyOrder("left_to_right", 0, semi_autoregressive=3), [1, 2, 3, 4, 5, 6]),
     ],
 )  # fmt: skip
+@pytest.mark.cases(2)
 def test_blocks_are_filled_from_left_to_right(step, shown):
     np.testing.assert_array_equal(orders(step)[:, 2:], np.tile(shown, (50, 1)))
 

@@ -51,6 +51,7 @@ def test_a_process(of):
 
 @pytest.mark.parametrize("t", [0.5, 1.0])
 @pytest.mark.parametrize("of", STEPS_IN_TIME)
+@pytest.mark.cases(9)
 def test_a_step_of_no_length_changes_no_symbol(of, t):
     process = exact.PROCESS_CASES[of](V)
     symbols = V + (getattr(process, "mask_id", None) is not None)
@@ -94,6 +95,7 @@ def traced(objective, process) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", OF_TOKENS)
+@pytest.mark.cases(20)
 def test_a_network(name, dtype, causal):
     """Logits are float32, whatever the network computes in, and have no column for the mask."""
     make = OF_TOKENS[name]

@@ -117,6 +117,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("name, batch, batches", CASES)
+@pytest.mark.cases(3)
 def test_the_error_of_stratified_draws_is_that_of_their_mean(name, batch, batches):
     """The spread of 400 is known to 3.5%; within 4 of these.
 

@@ -63,6 +63,7 @@ def test_a_part_of_the_queries_asks_all_keys(monkeypatch):
 
 
 @pytest.mark.parametrize("block, tiles", [(1, 8), (16, 4), (64, 1)])
+@pytest.mark.cases(1)
 def test_block_diffusion_asks_it_for_the_tiles_of_both_halves(block, tiles, monkeypatch):
     """8 tiles at most of each half, with an even number of keys even in blocks of one."""
     options = dict(depth=2, scan_blocks=False)

@@ -113,6 +113,7 @@ def test_d03_mass_on_the_mask_in_the_joint_form(x64):
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
 @pytest.mark.parametrize("closed", [True, False], ids=["closed form", "matrices"])
+@pytest.mark.cases(3)
 def test_d05_the_perfect_denoiser_reaches_the_entropy_at_every_T(steps, closed, x64):
     """With alpha_T = 0 for every x; with alpha_i = 0.8^i once z_T is coded by its own law."""
     for schedule in (Linear(), Exponential(-steps * math.log(0.8))):
@@ -148,6 +149,7 @@ def test_d06_many_steps_approach_the_score_entropy(steps, value, x64):
 
 @pytest.mark.parametrize("parametrisation", ["joint", "mixture"])
 @pytest.mark.parametrize("schedule", [Cosine(), Geometric(0.1, 4.0), Clipped(eps=0.05)])
+@pytest.mark.cases(3)
 def test_uniform_and_its_matrices_have_the_same_bound(schedule, parametrisation, x64):
     """Also for a schedule that starts below alpha = 1, where the last step goes to no noise."""
     steps, x = 3, exact.sequences(3, 1)
@@ -254,7 +256,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("process, steps", CASES.values(), ids=CASES)
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_the_sum_over_all_steps_is_the_mean_over_u(process, steps):
     """u in quarters takes the steps 1 to 4; with the same z both ways give the same number."""
     objective, table = D3PM(steps), exact.denoiser_of(exact.table_logits(3, 2), time=0.5)
@@ -272,6 +274,7 @@ def test_the_sum_over_all_steps_is_the_mean_over_u(process, steps):
 
 
 @pytest.mark.parametrize("process, steps", CASES.values(), ids=CASES)
+@pytest.mark.cases(2)
 def test_the_cross_entropy_is_added_for_every_step(process, steps):
     """Flat outputs: log 3 for each token that the network predicts, times T lambda."""
     if isinstance(process, Uniform):

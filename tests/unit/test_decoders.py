@@ -80,7 +80,7 @@ def test_rnd1_is_a_qwen3_with_experts_that_sees_both_sides(told, tmp_path):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama", "qwen3moe"])
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_causal_models_are_autoregressive_baselines(name, folders):
     """The start of a text is the mask, whose vector is that of the entry that begins texts."""
     model, told = md4_jax.load(folders[name]), answers(name)

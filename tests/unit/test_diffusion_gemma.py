@@ -85,7 +85,7 @@ def test_the_encoder_predicts_the_next_token_as_that_of_transformers(denoiser):
     np.testing.assert_allclose(found, each[:, 2:].sum(axis=1), rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_next_token_of_another_document_is_not_predicted(model):
     text = theirs("text")[0]
     segments = np.asarray([[0] * 8 + [1] * 8] * 2)
@@ -162,7 +162,7 @@ def test_a_prediction_is_read_with_the_probability_that_is_asked_for(denoiser):
     np.testing.assert_allclose(parts.signal, z.signal, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_cache_of_a_text_that_begins_later_gives_the_logits_of_transformers(denoiser):
     """A text of 7 tokens fills two blocks of 4 but for the first place."""
     text, noisy, after = theirs("text", "noisy", "after")
@@ -243,7 +243,7 @@ def test_it_goes_back_as_it_came_without_the_part_that_reads_images(model, folde
     assert all(np.array_equal(after[name], before[name]) for name in before)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_arrays_under_the_names_of_the_encoder_are_the_same(folder, tmp_path):
     """A checkpoint may hold the layers twice, and the head apart; or under these names alone."""
     held = load_file(folder / "model.safetensors")

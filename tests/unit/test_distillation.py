@@ -63,6 +63,7 @@ def test_a_divergence_is_what_its_name_says(name):
 
 
 @every_divergence
+@pytest.mark.cases(2)
 def test_a_symbol_that_neither_can_have_costs_nothing(name):
     """As the mask of a vocabulary that has one; its gradient is finite."""
     student, teacher = jnp.array([[0.3, -1.0, 0.5]]), jnp.array([[1.0, 0.0, -0.5]])
@@ -87,6 +88,7 @@ def of_table(table, time=0.5):
 
 
 @every_divergence
+@pytest.mark.cases(2)
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(name):
     """Of one step: no loss and no gradient; another student has both."""
     objective, table = SDTT(per_step=1, divergence=name), jnp.float32(TABLE)
@@ -103,6 +105,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(name):
 
 @every_divergence
 @pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.cases(6)
 def test_a_student_of_a_certain_text_is_ideal(name, steps):
     """Of one possible text all targets are alike in every step: no loss for who knows it."""
     certain = lambda z, t: jnp.broadcast_to(jnp.array([0.0, 40.0, 0.0]), (*z.shape, V))  # noqa: E731
@@ -222,6 +225,7 @@ def recorded(round, u):
 
 
 @pytest.mark.parametrize("round, step", [(0, 1 / 16), (2, 4 / 16), (4, 1.0)])
+@pytest.mark.cases(1)
 def test_the_teacher_sees_less_noise_by_a_step(round, step):
     """Levels gamma are linear in time; a later round has a longer step; none goes beyond 1."""
     u = np.array([0.0, 0.3, 0.7, 0.9999], np.float32)
@@ -433,6 +437,7 @@ def test_a_teacher_of_repeated_rows_has_their_labels():
 
 
 @pytest.mark.parametrize("images", [False, True])
+@pytest.mark.cases(1)
 def test_a_teacher_reads_the_classes_that_training_hides_from_its_student(images):
     """A student without a class has the target of a teacher without it: equal models agree."""
     made, rows = network(classes=3, label_dropout=0.5), 16

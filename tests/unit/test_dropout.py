@@ -116,7 +116,7 @@ def test_each_place_has_its_own_rate(rate):
 
 @pytest.mark.parametrize("scan", [True, False])
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_the_positions_that_are_asked_for_change_no_draw(shared, scan):
     network, params = built(**RATES, dropout_shared=shared, scan_blocks=scan)
     index = jnp.asarray([[5, 0], [2, 3], [1, 1]])

@@ -58,6 +58,7 @@ def test_the_slope_is_the_derivative_of_alpha(vocab):
 
 
 @pytest.mark.parametrize("vocab, count", [(2, 1), (5, 4), (5, 2), (50257, 4)])
+@pytest.mark.cases(2)
 def test_every_symbol_is_drawn_at_most_once(vocab, count):
     rows = 400
     x = jnp.arange(3 * rows).reshape(rows, 3) % vocab

@@ -48,7 +48,7 @@ def mean(objective, process, x, nodes=160):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("parametrisation", ["joint", "mixture"])
 @pytest.mark.parametrize("schedule", [Linear(), LogLinear(1e-3)])
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_over_all_levels_it_is_the_bound_of_a_network_that_reads_tokens(parametrisation, schedule):
     """With exact outputs -log p(x) (M05), for every schedule."""
     process, whole = Uniform(3, schedule, parametrisation), Duo(low=-4.6, high=20.0)

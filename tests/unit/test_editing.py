@@ -105,7 +105,7 @@ def agrees(counts: dict, law: dict) -> bool:
 
 @pytest.mark.parametrize("given", [(), (1,)])
 @pytest.mark.parametrize("passes", [0, 2])
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_the_law_of_samples_and_of_the_number_of_evaluations(given, passes):
     """Against all that may be drawn in each evaluation: chi-squared, p > 1e-4."""
     step = Confidence(rule="threshold", limit=LIMIT, edit=EDIT, edit_passes=passes)

@@ -87,6 +87,7 @@ def test_bound_and_loss_are_those_of_its_own_code(objective, key, models):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.cases(1)
 def test_the_tokens_that_its_sampler_draws(name, models):
     """With its cache: the surest token of each step, one encoder call for each block."""
     told = answers(name)
@@ -143,6 +144,7 @@ def options_of(way: dict) -> dict:
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.cases(2)
 def test_block_after_block_gives_what_one_pass_gives(way):
     """The encoder reads each clean block once, and the decoder reads the cache."""
     denoiser, found, zeros = made(**options_of(way)), [], jnp.zeros(ROWS)
@@ -160,6 +162,7 @@ def test_block_after_block_gives_what_one_pass_gives(way):
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.cases(2)
 def test_what_each_block_sees(way):
     """A noisy token is seen in its own block alone, a clean one in all blocks after its own."""
     denoiser, places = made(**options_of(way)), np.arange(LENGTH) // BLOCK
@@ -224,7 +227,7 @@ def test_documents_do_not_see_one_another(way):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 def test_every_parameter_learns(way, remat):
     """From the initial values, after the zeros of output layers have moved."""
     options = dict(decoder_depth=2, qk_norm=True, initial="torch", dropout=0.1, remat=remat)
@@ -252,7 +255,7 @@ U = jnp.asarray([0.2, 0.7])
 
 
 @pytest.mark.quick(1)
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_cache_changes_no_sample(way, cached):
@@ -304,6 +307,7 @@ def test_a_prompt_is_read_in_few_passes(given, window, read, way, monkeypatch):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.campaign
 def test_prompts_read_in_few_passes_give_the_same_samples(monkeypatch):
     found = samples(way_key(WAYS[0]), True, 9)
     monkeypatch.setattr(given_blocks, "AT_ONCE", 0)

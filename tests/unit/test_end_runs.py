@@ -26,7 +26,7 @@ FIRST = {name.partition(";")[0]: name for name in reversed(ends.PAIRS)}.values()
         for name, pair in ends.PAIRS.items()
     ],
 )
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 def test_a_whole_run_draws_from_laws_alone(make, of, monkeypatch):
     """Two tokens, 32 sequences, from t = 1 to 0 by a small last step: a row that is no law would be
     drawn as a symbol that is none, and a chance that is no number would stay in `confidence`."""

@@ -115,6 +115,7 @@ def test_the_entropy_is_that_of_the_softmax_in_nats():
         (dict(stability_threshold=1, confidence_threshold=0.0), 8),
     ],
 )
+@pytest.mark.cases(2)
 def test_a_text_is_done_when_its_tokens_are_stable_and_sure(keys, used):
     """Entropies of log 2 = 0.693 nats and 0: a mean of 0.347 with two tokens, of 0.693 with one."""
     table = jnp.asarray([[0.5, 0.5, 0.0]] * 3)

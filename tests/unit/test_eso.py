@@ -136,7 +136,7 @@ def test_the_likelihood_of_one_order_is_what_the_sums_say(alpha_0):
     near(drawn(EsoOrders(alpha_0)), np.array(wanted))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_many_orders_come_near_the_likelihood():
     """Their value lies between -log of the mean and the mean of -log, and sums to 1 at most."""
     found = [chains(x, 0.4) for x in X]
@@ -235,6 +235,7 @@ def test_published_code_says_the_same():
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.cases(1)
 def test_its_likeliest_samples_are_drawn(cached, monkeypatch):
     """In its order and its steps, at a temperature of 0."""
     told, denoiser = answers()
@@ -356,6 +357,7 @@ def samples(step, steps: int, guided: bool = False):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("alpha_0, steps", [(0.0, 4), (0.5, 2), (1.0, 2)])
 @pytest.mark.parametrize("few", [2, LENGTH])
+@pytest.mark.cases(2)
 def test_the_cache_changes_no_sample(alpha_0, steps, few, monkeypatch):
     """Also behind prompts, and with a step of more tokens than the smaller program takes."""
     monkeypatch.setattr(eso.reveal, "independent_capacity", lambda *_: few)

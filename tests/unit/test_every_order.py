@@ -35,6 +35,7 @@ def test_b01_blocks_of_one_are_the_likelihood_from_left_to_right(x64):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("block", [1, 2, 3, 4])
+@pytest.mark.cases(2)
 def test_it_is_the_mean_over_the_orders_of_each_block(block, x64):
     """Each order by a call a token; the last block of three is shorter. It sums to one."""
     logits, x = exact.table_logits(2, 4), exact.sequences(2, 4)

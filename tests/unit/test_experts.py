@@ -88,6 +88,7 @@ def by_hand(options, params: dict, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("options", [PLAIN, GROUPED], ids=["softmax", "groups"])
+@pytest.mark.cases(1)
 def test_a_layer_is_the_weighted_sum_of_the_experts_that_are_chosen(options):
     x = np.random.default_rng(1).normal(size=(3, 7, SIZE)).astype(np.float32)
     module, params = layer(options, x)
@@ -130,6 +131,7 @@ SPREADS = {"one": [0, 9, 0, 0], "none": [3, 0, 0, 6], "even": [2, 3, 2, 2], "man
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("form", ["cpu", "cuda", "default"])
 @pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.cases(6)
 def test_each_row_meets_its_own_matrix(spread, form, monkeypatch):
     """In the form of each platform, whatever the sizes; and so in the gradients."""
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *x, **forms: forms[form](*x))
@@ -214,12 +216,11 @@ def unrolled(params: dict) -> dict:
     return {name: x for name, x in params.items() if name != "blocks"} | apart
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "name",
     ["all", "index", "blocks", pytest.param("append", marks=pytest.mark.campaign)],
 )
-@pytest.mark.cases(1)
 def test_blocks_without_experts_come_first_and_blocks_may_be_scanned(name):
     scanned, params = built(**KEYS)
     loop, _ = built(**KEYS, scan_blocks=False)

@@ -165,6 +165,7 @@ def entropy(p) -> float:
 
 
 @pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.cases(2)
 def test_the_mean_bound_of_the_exact_network_is_the_entropy(name, x64):
     """Of the source of texts, their lengths included, whatever the schedules."""
     assert P @ integral(PROCESSES[name]) == pytest.approx(entropy(P), abs=2e-5)
@@ -312,6 +313,7 @@ def test_a_prompt_is_the_beginning_of_every_sample(x64):
 
 @pytest.mark.parametrize("t", [0.2, 0.7])
 @pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.cases(3)
 def test_the_law_of_noise(name, t):
     """Of the string and its alignment at once, by enumeration; the first token of one is fixed."""
     process, x, rows = PROCESSES[name], (1, 0, 1), 20_000

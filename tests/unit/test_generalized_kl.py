@@ -65,6 +65,7 @@ def chain_law(denoiser, process, grid, *, frozen: bool = False) -> np.ndarray:
 @in_float64
 @of_mu
 @pytest.mark.parametrize("schedule", [Linear(), Power(2.0), Cosine()])
+@pytest.mark.cases(3)
 def test_right_outputs_have_the_number_of_their_loss(parametrisation, schedule):
     """Above the entropy, 1.02965, and the same in both forms and for every schedule."""
     process, p = Uniform(3, schedule, parametrisation), exact.P_V3L1
@@ -160,7 +161,7 @@ def test_right_outputs_are_best():
 
 @of_mu
 @pytest.mark.parametrize("t", [2.0**-24, 1e-4, 0.5, 1.0 - 2.0**-24])
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 def test_a_large_vocabulary_in_float32(parametrisation, t):
     """4,000 symbols, in chunks of logits or not: finite slopes, and the number of float64."""
     outputs = np.sin(np.arange(3.0 * 4000)).reshape(1, 3, 4000).astype(np.float32)
@@ -202,6 +203,7 @@ def test_the_auditor_calls_it_a_bound_that_misses_the_entropy(process):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.cases(1)
 def test_a_frozen_step_has_the_frequencies_of_their_solver(n):
     """Of a million draws, from symbol 0 at their t = 0.5 to 0.75."""
     step, process, count = Flow("frozen"), Uniform(3, SCHEDULES[n], "mixture"), 1_000_000
@@ -237,6 +239,7 @@ def test_samples_of_their_solver_have_the_law_of_frozen_steps(n):
         pytest.param("mixture", "integrated", marks=pytest.mark.campaign),
     ],
 )
+@pytest.mark.cases(1)
 def test_samples_have_the_law_of_the_steps(parametrisation, rate):
     process, grid = Uniform(3, Power(2.0), parametrisation), np.float32([0.0, 0.3, 0.7, 1.0])
     law, count = chain_law(wrong_outputs(), process, grid, frozen=rate == "frozen"), 40_000

@@ -47,6 +47,7 @@ def test_the_law_of_a_token_and_its_rates(process, x64):
 
 @every_process
 @pytest.mark.parametrize("s, t", [(0.3, 0.8), (0.0, 0.4), (0.5, 0.5001), (0.2, 1.0)])
+@pytest.mark.cases(6)
 def test_the_posterior_is_that_of_bayes(process, s, t, x64):
     """q(z_s | z_t, x) of one token, for every x and z_t that it can become."""
     onto = interpolating.step(process, s, t)
@@ -63,6 +64,7 @@ def test_the_posterior_is_that_of_bayes(process, s, t, x64):
 
 @every_process
 @pytest.mark.parametrize("s, t", [(0.3, 0.8), (0.0, 0.4), (0.999, 1.0)])
+@pytest.mark.cases(4)
 def test_the_reverse_step_of_the_perfect_denoiser_is_that_of_bayes(process, s, t, x64):
     """p(z_s^n | z_t) from sums over all x and z_s, for every z_t; and the step to clean data."""
     onto = interpolating.step(process, s, t)
@@ -93,6 +95,7 @@ def test_the_reverse_rates_are_those_of_a_short_step(process, x64):
 
 @every_process
 @pytest.mark.parametrize("p", [exact.P_V3L1, P], ids=["one token", "two tokens"])
+@pytest.mark.cases(3)
 def test_exact_outputs_have_the_nats_of_the_data(process, p, x64):
     """-log p(x) for every x: no term is left out at either end of time (identity M05)."""
     x = exact.sequences(3, p.ndim)
@@ -201,7 +204,7 @@ def test_the_divergence_of_one_token_by_hand(x64):
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["bound", "clip", "dynamic"])
 @pytest.mark.parametrize("t", [1e-6, 1e-3, 0.5, 0.999, 1.0 - 2.0**-24])
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_a_large_vocabulary_in_float32(weights, t):
     """V = 50257: kept, changed and masked tokens to 2e-5 of float64, near t = 1 to 1e-3."""
     outputs = np.sin(np.arange(5.0 * GPT2)).reshape(1, 5, GPT2).astype(np.float32)
@@ -222,7 +225,7 @@ def test_a_large_vocabulary_in_float32(weights, t):
 @pytest.mark.slow
 @pytest.mark.parametrize("process", [Hybrid(2), Hybrid(2, 0.3, 2.0), Hybrid(2, 0.0)])
 @pytest.mark.parametrize("u", [0.0, 1e-30, 0.5, 1.0 - 2.0**-24])
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 def test_gradients_are_finite_at_the_ends_of_time(process, u):
     """float32, and outputs of a bfloat16 network; V = 2 leaves no symbol but z and x."""
 

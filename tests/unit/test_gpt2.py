@@ -71,7 +71,7 @@ def test_the_score_of_a_text_is_the_sum_of_its_log_probabilities(folders):
     np.testing.assert_allclose(found.nats, nats, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_kept_keys_and_values_give_the_same_samples(folders):
     model = md4_jax.load(folders["gpt2"])
     own = model.experiment

@@ -93,7 +93,7 @@ def test_a_new_network_expects_the_share_of_tokens_that_are_absent():
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("objective, process", PAIRS)
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_the_loss_has_a_finite_gradient_at_all_times_and_none_in_rows_that_fill_up(
     objective, process
 ):
@@ -137,7 +137,7 @@ def test_the_config_is_evaluated_by_its_own_bound(name):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_samples_have_their_own_lengths_and_begin_with_the_prompt(name):
     small = dict(sample__length=12, sample__steps=3, sample__num=20, sample__prompt="the")
     small |= dict(process__masks=8) if name.endswith("masks") else {}

@@ -163,6 +163,7 @@ def of_noise(process, p: np.ndarray) -> Denoiser:
 
 @every_weight
 @pytest.mark.parametrize("name", processes())
+@pytest.mark.cases(8)
 def test_one_pixel_in_one_step_has_the_tilted_law_on_uniform_noise(name, weight, x64):
     process = processes()[name]
     denoiser, steps = bound_to(process, PIXEL, functools.partial(of_noise, process), weight)
@@ -336,7 +337,7 @@ def test_a_causal_network_keeps_two_caches(monkeypatch):
     ],
     ids=lambda case: case if isinstance(case, str) else type(case).__name__,
 )
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_samplers_of_every_kind_take_guidance(process, name):
     """From a label that is obeyed to one that is more than obeyed."""
     draw = tokens.__wrapped__  # a process with arrays is no key of a cache

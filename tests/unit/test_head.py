@@ -77,7 +77,7 @@ def both(function, weight=None):
 @pytest.mark.parametrize("chunk", [2**24, 3000])
 @pytest.mark.parametrize("groups", [(1, 1), (2, 1), (4, 1), (2, 4)])
 @pytest.mark.parametrize("share", [1.0, 0.8, 0.1])
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 def test_gathering_changes_neither_values_nor_gradients(share, groups, chunk, monkeypatch):
     """With room for all that are masked, with too little (0.1), in chunks of two rows or whole."""
     monkeypatch.setattr(head, "LOGITS", head.LOGITS._replace(at_once=chunk))
@@ -117,7 +117,7 @@ def test_no_token_is_dropped_where_one_part_of_the_batch_has_all(crowded):
 
 @pytest.mark.parametrize("dtype, digits", [("float32", 2.0**-18), ("bfloat16", 2.0**-7)])
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_of_any_shape_type_and_capacity_it_is_the_plain_form(seed, dtype, digits, monkeypatch):
     """Gradients in features and head to the digits of the type, of the largest entry; none, some
     or all chosen, in parts of a batch, with capacities of a hundredth to all of them."""
@@ -246,7 +246,7 @@ def test_objectives_that_gather_are_what_they_were(objective, schedule, monkeypa
         (CrossEntropy(), Uniform(V, parametrisation="mixture")),
     ],
 )
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_other_families_that_gather_are_what_they_were(objective, process, monkeypatch):
     """Values and gradients, also in what the process learns."""
 
@@ -271,6 +271,7 @@ def test_other_families_that_gather_are_what_they_were(objective, process, monke
     "schedule, capacity", [(Linear(), CAPACITIES[0]), (Polynomial(2.0), CAPACITIES[0]),
                            (Cosine(), CAPACITIES[1])]
 )  # fmt: skip
+@pytest.mark.cases(2)
 def test_a_capacity_holds_the_masks_of_nearly_every_batch(schedule, capacity):
     """2,000 batches of 8 x 256 with antithetic times."""
     process, x = Masking(5, schedule), np.zeros((8, 256), np.int32)

@@ -301,7 +301,7 @@ def test_scanned_and_unrolled_blocks_compute_the_same(make):
      UViT(256, (64, 64, 3), blocks=1, depth=2), DiT(256, depth=2, shape=(32, 32, 3))],
     ids=["unet", "ddpm", "uvit", "dit"],
 )  # fmt: skip
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_the_formula_counts_what_the_compiler_counts(options):
     """Of the program before compilation, in which a convolution is one operation."""
     options = options.__class__(**{**vars(options), "scan_blocks": False})

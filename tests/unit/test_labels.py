@@ -61,6 +61,7 @@ def test_a_label_changes_every_row_and_no_other(time_conditioning):
 
 
 @both_times
+@pytest.mark.cases(1)
 def test_no_label_is_a_row_of_its_own(time_conditioning):
     """Without one, and with any number that is no class: the last row, which is not a class."""
     network, params = built(time_conditioning=time_conditioning)
@@ -73,8 +74,8 @@ def test_no_label_is_a_row_of_its_own(time_conditioning):
         assert np.abs(logits(network, params, label=jnp.full(3, label)) - without).max() > 1e-3
 
 
+@pytest.mark.campaign
 @both_times
-@pytest.mark.cases(1)
 def test_labels_are_learned_from_the_true_start(time_conditioning):
     """Two classes of constant sequences: after some steps each label says which token it is."""
     options = SIZES | dict(time_conditioning=time_conditioning, depth=1, classes=2)
@@ -130,7 +131,7 @@ def test_features_of_some_positions_and_repeated_rows_keep_their_label(
 
 @every_form
 @both_times
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_blocks_and_a_cache_with_a_label_are_the_full_pass(time_conditioning, scan_blocks):
     """One block as long as the sequence is the plain pass; block after block is the one pass."""
     network, params = built(time_conditioning=time_conditioning, scan_blocks=scan_blocks)
@@ -176,6 +177,7 @@ def test_the_rate_at_which_labels_are_withheld(rate):
     assert (np.abs(logits(network, params, z, t, label=label) - known) < 1e-4).all()
 
 
+@pytest.mark.campaign
 def test_copies_of_a_row_keep_or_lose_their_label_together():
     network, params = built(label_dropout=0.5, depth=1)
     denoiser = network.bind(params, {"label": LABEL[:1].repeat(16)}, exact.keys_for(0, 16))

@@ -56,7 +56,7 @@ APART = (*CAUSAL, *IN_PART, *IN_ORDER, "smdm", "smdm_ar")  # the last two: test_
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [name for name in TOLD if name not in APART])
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_what_is_exported_is_what_was_read(name, tmp_path):
     """Bit for bit, but for what no parameter stands for, which is 0."""
     source = peer_folder(tmp_path, name)
@@ -361,7 +361,7 @@ def without_layout(model, tmp_path):
 
 
 @pytest.mark.quick(2)
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "name",
     [

@@ -90,6 +90,7 @@ def told(evidence: Evidence, row: int, position: int, lookup: int) -> dict[int, 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("half", [None, 0, 1])
+@pytest.mark.cases(1)
 def test_what_is_looked_up_is_what_the_text_has_between_the_visible_neighbours(half):
     # 15 and fewer are exact, so the texts are short.
     tokens = np.asarray(texts(6, 14))
@@ -174,7 +175,7 @@ def test_tokens_that_do_not_count_are_neighbours_all_the_same():
     assert told(found, 0, 1, WORDS.windows.index((1, 1))) == {4: 2}
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_neighbours_of_another_segment_are_as_beyond_the_end():
     one, other = texts(2, 9), texts(2, 7) * 0 + 3
     together = jnp.concatenate([one, other], axis=1)
@@ -295,7 +296,7 @@ def test_some_positions_and_repeated_rows_of_a_trained_network(training):
     np.testing.assert_allclose(twice, jnp.repeat(everywhere, 2, axis=0), atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_network_reads_what_the_lists_expect(training):
     network, state, text, _ = training
     z, t = text.tokens.at[:, ::3].set(LARGE), jnp.full(8, 0.4)

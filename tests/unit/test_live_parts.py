@@ -86,7 +86,7 @@ def test_the_states_of_published_models(name, prompt, tmp_path):
     assert len(same_path(model, prompt, steps=4)) > 4
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_block_is_not_begun_before_its_states_are_asked_for(masked, monkeypatch):
     called, call = [], LiveBlocks._call
 

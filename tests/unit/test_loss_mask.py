@@ -126,6 +126,7 @@ def call(objective, process, batch, **settings):
 
 @pytest.mark.quick(11)
 @every_pair
+@pytest.mark.cases(20)
 def test_what_does_not_count_is_neither_noised_nor_counted(objective, make_process):
     """The network sees x there, its outputs there change nothing, and an empty row costs 0."""
     process, batch = make_process(vocab_size=VOCAB), batch_of(X, loss_mask=MASK)
@@ -137,7 +138,7 @@ def test_what_does_not_count_is_neither_noised_nor_counted(objective, make_proce
 
 
 @pytest.mark.quick(4)
-@pytest.mark.cases(16)
+@pytest.mark.cases(6)
 @every_pair
 def test_an_empty_batch_has_no_gradient_and_a_partial_one_a_finite_one(objective, make_process):
     """In the network's outputs and in what the process learns."""
@@ -155,7 +156,7 @@ def test_an_empty_batch_has_no_gradient_and_a_partial_one_a_finite_one(objective
 
 
 @pytest.mark.quick(4)
-@pytest.mark.cases(16)
+@pytest.mark.cases(6)
 @every_pair
 def test_where_all_counts_the_mask_changes_nothing(objective, make_process):
     """To the bit: rows that count in full beside rows that do not, and beside others alike."""
@@ -253,6 +254,7 @@ ON_MASKS = {
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("name", ON_MASKS)
+@pytest.mark.cases(5)
 def test_the_perfect_denoiser_has_the_nats_of_the_rest_given_the_prompt(name, first, x64):
     objective, rule = ON_MASKS[name]
     process = Masking(2, *([Cosine()] if "cosine" in name else []))
@@ -378,7 +380,7 @@ def test_the_rest_in_continuous_time(kernel, passes, x64):
 
 @pytest.mark.parametrize("mask", [(0, 1, 1, 1), (0, 0, 1, 1), (0, 1, 0, 1), (1, 1, 0, 0)])
 @pytest.mark.parametrize("block", [1, 2, 4])
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_blocks_of_which_a_part_counts(block, mask, x64):
     """-log p(counted tokens | those before and the others of their block), by enumeration.
 
@@ -485,7 +487,7 @@ DRAWN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 def test_the_mean_of_the_draws_after_a_prompt(name):
     """n = 40,000 strata, x = (1, 0, 1) given its first token: within 4.5 standard errors."""
     objective, process = DRAWN[name]

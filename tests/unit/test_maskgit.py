@@ -133,6 +133,7 @@ def steps_of(step, side, steps, rows=1, prompt=0):
 
 
 @pytest.mark.parametrize("name", ORDER["counts"])
+@pytest.mark.cases(4)
 def test_as_many_are_drawn_in_each_step_as_by_its_sampler(name):
     side, steps = map(int, name.split())
     found = steps_of(Halton((side, side, 1)), side, steps).round[0]

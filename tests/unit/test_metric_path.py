@@ -133,7 +133,7 @@ def test_beta_and_its_slope(process):
 @pytest.mark.quick(1)
 @in_float64
 @every_case
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_the_integrand_is_the_divergence_of_the_jumps(process):
     """By sums over x and y, for outputs that are wrong."""
     for t in (0.2, 0.4, 0.9):
@@ -169,6 +169,7 @@ def test_the_integrand_is_the_divergence_of_the_jumps(process):
     [{}, dict(exponent=2.0, scale=0.5), dict(offset=0.01, parametrisation="mixture")],
     ids=["plain", "another beta", "mixture"],
 )
+@pytest.mark.cases(5)
 def test_right_outputs_have_the_divergence_of_the_paths(power, p, nats, options):
     """Above the entropy, 1.02965 and 1.45817, and the same for every beta."""
     p = np.array(p)
@@ -179,6 +180,7 @@ def test_right_outputs_have_the_divergence_of_the_paths(power, p, nats, options)
 
 @in_float64
 @every_case
+@pytest.mark.cases(2)
 def test_no_text_is_less_likely_than_it_says(process):
     """The law of many steps of wrong outputs by enumeration, with a last draw, and the bound."""
     found, grid = np.full(9, 1 / 9), np.linspace(0.0, 1.0, 301) ** 3
@@ -235,7 +237,7 @@ RATES = dict(ordered="integrated", squares="frozen", table="integrated", mixture
         for rate in ("integrated", "frozen")
     ],
 )
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_samples_have_the_law_of_the_steps(process, rate):
     grid, count = np.float32([0.0, 0.3, 0.6, 1.0]), 30_000
     right, z = np.full(9, 1 / 9), jnp.asarray(ALL)
@@ -273,7 +275,7 @@ def test_small_steps_of_the_right_posterior_lead_to_the_data():
 
 @every_case
 @pytest.mark.parametrize("u", [0.0, 1e-4, 0.5, 1.0 - 2.0**-24])
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_slopes_are_finite_in_float32(process, u):
     def mean(outputs):
         denoiser = Denoiser(lambda z, t: outputs, lambda h: h)

@@ -112,7 +112,7 @@ def test_the_loop_runs_it_and_a_sample_does_not_depend_on_its_neighbours():
     assert (run(Metropolis(5, level=0.2), PROCESS, keys)[1] == 3 * 5 + 1).all()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_noise_of_the_chains_own_level_is_taken_away():
     keys, chain = exact.keys_for(0, 4), exact.chain_of(jnp.zeros((4, 2)))
     noisy = Uniform(3, Geometric(0.5, 9.0), "score")
@@ -131,6 +131,7 @@ def test_noise_of_the_chains_own_level_is_taken_away():
 
 
 @pytest.mark.parametrize("level", [0.0, 0.3])
+@pytest.mark.cases(1)
 def test_the_chain_sees_its_prompt_from_the_first_proposal_on(level):
     """With the noise of its own level, not with that of t = 1, also in the first step."""
     seen = []

@@ -101,6 +101,7 @@ def test_duo(timed, tmp_path):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.cases(1)
 def test_udlm(timed, tmp_path):
     model = md4_jax.load(peer_folder(tmp_path, "udlm", time_conditioning=timed))
     told = answers("udlm")
@@ -191,6 +192,7 @@ def test_sizes_and_heads_need_no_config(tmp_path):
 
 
 @pytest.mark.parametrize("gone", ["output_layer.linear.weight", "vocab_embed.embedding"])
+@pytest.mark.cases(1)
 def test_a_tied_head_is_stored_under_either_name(gone, tmp_path):
     folder = peer_folder(tmp_path, "bd3lm")
     arrays = load_file(folder / "model.safetensors")
@@ -219,6 +221,7 @@ def sharded(folder: Place, count: int = 3) -> None:
 
 
 @pytest.mark.parametrize("name", ["mdlm", "bd3lm", "dream"])
+@pytest.mark.cases(1)
 def test_logits_of_one_position_are_those_of_all(name, tmp_path):
     model = md4_jax.load(peer_folder(tmp_path, name))
     z = np.array([[1, 2, 3, 4], [4, 3, 2, 1]])
@@ -358,6 +361,7 @@ def test_infilling_ends_with_the_text(mdlm):
     assert found.tokens.shape == (3, 7)
 
 
+@pytest.mark.campaign
 def test_infilling_fills_the_blanks_after_a_stop():
     model = playgrounds.of_blocks(4)
     model.config["sample"] |= dict(stop=" ".join(playgrounds.ALPHABET[1:60]), min_entropy=1.5)
@@ -518,7 +522,7 @@ def test_an_import_onto_a_full_disk(mdlm, tmp_path, monkeypatch):
         importing.run("mine", {}, Place(tmp_path / "run"))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_an_imported_run_holds_the_same_model(mdlm, folders, tmp_path):
     changes = {"train.num_steps": "2", "optim.warmup_steps": "0"}
     importing.run(str(folders["mdlm"]), changes, Place(tmp_path / "run"))
@@ -607,6 +611,7 @@ def test_what_the_page_shows_runs(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("name", "is_saved"), [("qwen2", False), ("qwen2", True), ("e2d2", False)])
+@pytest.mark.cases(1)
 def test_a_size_that_the_arrays_do_not_have_is_named(name, is_saved, folders, tmp_path):
     """Also fewer layers than there are: the others would be left out without a word."""
     model, folder = md4_jax.load(folders[name]), folders[name]

@@ -46,6 +46,7 @@ def test_the_logits_are_those_of_transformers(folder):
     assert model.sample(num=1, steps=2, length=8, sampler="first_hitting").tokens.shape == (1, 8)
 
 
+@pytest.mark.campaign
 def test_the_features_of_some_positions_are_those_of_all(folder):
     model, (z, _) = md4_jax.load(folder), theirs()
     denoiser = model.experiment.network.denoiser(model.params)

@@ -87,6 +87,7 @@ def _denoiser(model):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("number", range(len(TOLD["samples"])))
+@pytest.mark.cases(2)
 def test_the_tokens_that_its_sampler_draws(number, model):
     """A first token from the left, which costs no evaluation, and then the surest ones."""
     told = TOLD["samples"][number]
@@ -144,6 +145,7 @@ def test_blocks_begin_where_the_prompt_ends(count, model):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("count, size", [(19, 1), (17, 5), (18, 3)])
+@pytest.mark.cases(1)
 def test_an_answer_is_drawn_as_if_nothing_came_after_it(count, size, model):
     """Also where its last block ends later than whole blocks of all tokens would."""
     prompt = np.random.default_rng(count).integers(0, 120, count).astype(np.int32)
@@ -274,7 +276,7 @@ def test_it_goes_back_with_the_same_arrays(tmp_path):
         ("gpt2", ADAPTED, "gpt2", 16, True),
     ],
 )
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_what_was_made_of_it_leaves_with_its_blocks(source, keys, kind, block, context, tmp_path):
     """Under a name whose own code computes the same, or else under one that this package reads."""
     changes = LEFT if source == "left" else {}

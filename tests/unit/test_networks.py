@@ -42,7 +42,7 @@ def unrolled(params, depth=2):
 
 @pytest.mark.quick(1)
 @every_network
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_initial_logits_are_zero_and_one_for_each_clean_symbol(make):
     """65 symbols are stored as 128 rows: padded rows and the mask must not come out."""
     network = make(**(SIZES_OF[make] | dict(vocab_size=65))).build()
@@ -82,6 +82,7 @@ def test_different_keys_give_different_parameters_and_rows_stay_apart(make):
 
 
 @every_network
+@pytest.mark.cases(4)
 def test_every_position_sees_every_other(make):
     network, params = built(make)
     before = logits(network, params)
@@ -275,6 +276,7 @@ CAUSAL = {
 
 
 @pytest.mark.parametrize("options", CAUSAL.values(), ids=CAUSAL)
+@pytest.mark.cases(3)
 def test_a_causal_network_sees_nothing_to_the_right(options):
     """Each position in turn changes: no feature before it does, its own and later ones do."""
     network, params = built(**options)
@@ -462,7 +464,7 @@ def test_every_parameter_learns_from_the_true_initialisation(make, time_conditio
 
 @pytest.mark.parametrize("dtype, rtol", [("float32", 2e-5), ("bfloat16", 3e-2)])
 @pytest.mark.parametrize("case", ["all", "causal", "segments", "index"])
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_output_and_gradients_of_attention_are_those_of_jax(case, dtype, rtol):
     """Of attend, whose gradient is written by hand, relative to the largest number."""
     keys = jax.random.split(jax.random.key(0), 4)
@@ -596,6 +598,7 @@ def test_split_parameters_of_blocks_are_gathered_in_a_loop(axis, loops):
         (EncoderDecoder, 2),
     ],
 )
+@pytest.mark.cases(3)
 def test_operations_of_a_tied_head_are_those_of_a_head_of_its_own(make, block):
     """Of 128 symbols, whose head has no other columns."""
     keys = SIZES_OF[make] | dict(vocab_size=128, time_conditioning=False, head_bias=False)

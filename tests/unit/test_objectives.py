@@ -38,7 +38,7 @@ def constant(outputs) -> Denoiser:
     return exact.of_outputs(lambda z, t: jnp.broadcast_to(outputs, (*z.shape, 2)))
 
 
-@pytest.mark.cases(25)
+@pytest.mark.cases(10)
 @every_pair
 def test_one_finite_number_a_sequence_also_when_compiled(objective, make_process):
     process = make_process(vocab_size=2)
@@ -61,6 +61,7 @@ def test_one_finite_number_a_sequence_also_when_compiled(objective, make_process
 @pytest.mark.quick(12)
 @every_objective
 @pytest.mark.parametrize("dtype", [pytest.param(jnp.float32, id="float32"), BFLOAT16])
+@pytest.mark.cases(20)
 def test_the_ends_of_the_unit_interval_are_finite(objective, dtype):
     """Losses and gradients, also where the network computes in bfloat16."""
     u = jnp.asarray(np.repeat([0.0, 1.0 - 2.0**-24], ROWS // 2), jnp.float32)
@@ -90,7 +91,7 @@ def told(labels) -> Denoiser:
 
 
 @pytest.mark.quick(4)
-@pytest.mark.cases(16)
+@pytest.mark.cases(8)
 @every_pair
 def test_what_is_bound_to_a_row_stays_with_it(objective, make_process):
     """The loss of a row does not depend on other rows, however often each of them is noised."""

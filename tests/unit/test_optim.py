@@ -93,6 +93,7 @@ def test_the_last_steps_of_a_cosine_that_follows_seconds_are_finite():
 
 @pytest.mark.quick(1)
 @every_optimizer
+@pytest.mark.cases(1)
 def test_an_update_at_half_the_pace_is_that_of_half_the_rates(make):
     """Of network and process, decayed weights included."""
     grads = noise(UNROLLED)
@@ -261,6 +262,7 @@ def test_decay_is_on_the_matrices_of_linear_layers_alone():
     "form, left", [({}, 0), (dict(ns_steps=3, preconditioning="aol"), 1)], ids=["", "aol"]
 )
 @pytest.mark.parametrize("params", [SCANNED, UNROLLED])
+@pytest.mark.cases(2)
 def test_muon_orthogonalises_the_matrices_of_the_blocks_and_nothing_else(params, form, left):
     """With 3 iterations the smallest singular value of 16 is still on its way."""
     options = dict(learning_rate=1.0, adam_learning_rate=1e-3, warmup_steps=0)
@@ -360,7 +362,7 @@ def test_which_optimizers_make_finite_updates_of_all_finite_gradients(options, b
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1.0, 1e19])
 @pytest.mark.parametrize("options", [AdamW(clip=0.0), AdamW(learning_rate=1e9), Muon()])
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_a_bounded_update_is_finite_at_the_ends_of_float32(options, size):
     optimizer, rate = options.build(10**6)
     assert rate.bounded

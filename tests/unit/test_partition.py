@@ -89,10 +89,9 @@ def test_documents_of_a_packed_text_stay_apart(name):
     assert np.abs(call(name, *masked) - h).max() > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("most", [0, 8, 9, 30, 64])
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.cases(1)
 def test_the_quick_path_says_the_same(most, packed):
     """With the visible tokens moved to the front, in all sizes: none, one, just above one, all."""
     rng = np.random.default_rng(most)
@@ -147,6 +146,7 @@ SCHEDULES = [Linear(), Polynomial(2.0), Cosine(), Power(2.0)]
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+@pytest.mark.cases(2)
 def test_the_bound_is_that_of_md4_for_every_schedule(schedule):
     """By enumeration of all patterns, for any denoiser; M06 has the numbers."""
     process, x = Masking(2, schedule), exact.sequences(2, 3)

@@ -59,7 +59,7 @@ def both(denoiser, prompt, grid, step=None):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_tokens_one_by_one_have_the_features_of_the_whole_text(kind):
     """One at a time, then three at once, then the rest; bfloat16 rounds other sums than float32."""
     network, params = made(**KINDS[kind])
@@ -86,7 +86,7 @@ def test_tokens_one_by_one_have_the_features_of_the_whole_text(kind):
         ("learned positions", uniform(2)),
     ],
 )
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_samples_and_their_paths_are_those_of_whole_evaluations(kind, grid):
     network, params = made(**KINDS[kind])
     fixed = np.zeros((ROWS, L), bool)
@@ -132,6 +132,7 @@ def test_a_step_of_another_class_fills_with_a_cache(monkeypatch):
     assert calls == [1]
 
 
+@pytest.mark.campaign
 def test_choices_of_tokens_and_guidance_are_kept():
     network, params = made(scan_blocks=False, classes=2, label_dropout=0.1)
     label = {"label": jnp.array([0, 1, 1, 0])}

@@ -64,6 +64,7 @@ EXACT = {
 
 @pytest.mark.quick(5)
 @pytest.mark.parametrize("name", EXACT)
+@pytest.mark.cases(10)
 def test_the_path_gives_a_law(name, x64):
     """Sums to 1 over all sequences; two steps for what one would not finish."""
     steps = 2 if "grid" in name else LENGTH
@@ -96,7 +97,7 @@ def test_a_prompt_is_conditioned_on(given, x64):
         "halves, sure by margin",
     ],
 )
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 def test_samples_have_that_law(name):
     """Chi-squared over 16 sequences, n = 20,000, p > 1e-4."""
     keys = exact.keys_for(3, laws.N)
@@ -105,6 +106,7 @@ def test_samples_have_that_law(name):
 
 
 @pytest.mark.parametrize("many, used", [(1, 4), (2, 2), (3, 2)])
+@pytest.mark.cases(1)
 def test_a_number_of_tokens_per_step_takes_more_steps_than_the_grid(many, used):
     """One step is asked for: the law is that of as many as there must be."""
     step = Confidence("margin", many)
@@ -117,6 +119,7 @@ def test_a_number_of_tokens_per_step_takes_more_steps_than_the_grid(many, used):
 
 
 @pytest.mark.parametrize("step", [FirstHitting(), AnyOrder(), Ancestral()])
+@pytest.mark.cases(1)
 def test_what_is_drawn_beforehand_is_averaged_over(step, x64):
     """The mean of exp(-nats) over 4,000 schedules is the law of the sampler: 4 standard errors."""
     draws, x = 4000, X[[0, 6, 13]]

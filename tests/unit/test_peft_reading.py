@@ -89,6 +89,7 @@ def test_keys_of_the_command_line_come_first(folders, tmp_path):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.cases(1)
 def test_several_matrices_that_are_one_there(scan, folders, tmp_path):
     """Query, key and value of a DiT share A, and each has its rows of B."""
     base = folders["mdlm"]

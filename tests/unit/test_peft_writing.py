@@ -153,7 +153,7 @@ def test_the_base_is_named_as_other_code_finds_it(tmp_path):
     assert told["base_model_name_or_path"] == "OTHER/NAME"
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_base_is_known_as_long_as_it_is_the_base(tmp_path):
     """Through a run and a saved folder, but not once adapters were folded, or all was trained."""
     source, run = peer_folder(tmp_path, "llada"), Place(tmp_path / "run")
@@ -204,7 +204,7 @@ def test_what_an_adapter_cannot_hold_is_refused(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_modules_with_the_same_matrices_have_no_adapter_of_their_layer(tmp_path):
     """As encoder and decoder of DiffusionGemma: none is written, and none read."""
     source, module = peer_folder(tmp_path, "diffusiongemma"), "model.decoder.layers.0.mlp.up_proj"

@@ -160,6 +160,7 @@ def test_a_sample_takes_the_steps_of_a_grid_that_is_a_list():
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["confidence", "any_order"])
+@pytest.mark.cases(1)
 def test_a_sample_of_so_many_tokens_a_step_takes_the_steps_that_they_need(name):
     """16 tokens, 2 in a step: 8 steps, though the grid has 4."""
     counted, named = (
@@ -186,6 +187,7 @@ ORDERED = dict(objective__name="eso", sample__name="eso", network__size=64, netw
     ],
     ids=["left to right in an order", "a quarter by diffusion", "streaming", "left to right"],
 )
+@pytest.mark.cases(2)
 def test_evaluations_with_a_cache_are_planned_as_they_are(keys, monkeypatch):
     """The formula of FLOPs gives the products of the compiled program, each loop as it runs."""
     found, traffic = [], plans.traffic

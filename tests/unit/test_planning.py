@@ -67,6 +67,7 @@ SEEN = [MASK, 0, MASK, 1, MASK, MASK, MASK, MASK]
         (60.0, [1, 2, 3, 6]),  # 60 log 0.99 is below log 0.6
     ],
 )
+@pytest.mark.cases(3)
 def test_the_least_likely_tokens_are_hidden(eta, hidden):
     assert one_step(SEEN, eta) == hidden
 
@@ -78,6 +79,7 @@ def test_a_prompt_is_never_hidden():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.cases(1)
 def test_without_doubt_it_is_confidence(temperature):
     """The same draws, sample by sample."""
     transform = Transform(temperature)

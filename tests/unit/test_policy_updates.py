@@ -84,6 +84,7 @@ def test_texts_of_an_earlier_model_have_the_gradient_of_the_present_one():
         (0.8, -2.0, 1.6, False),
     ],
 )
+@pytest.mark.cases(3)
 def test_a_ratio_that_has_gone_far_enough_teaches_no_more(ratio, better, loss, is_clipped):
     """With 1 - 0.3 and 1 + 0.1, by hand; what goes the wrong way is mended however far it is."""
     p = law_of(NOW)
@@ -175,7 +176,7 @@ def test_the_model_before_the_first_update_stays_beside_the_others():
     assert spreads[0] == spreads[3] == 0.0 and min(spreads[1], spreads[2], spreads[4]) > 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_dropout_is_the_same_for_both():
     """A model that does not learn has ratios of 1 at every update."""
     _, found = trained(0.0, 3, Policy(updates=3), microbatches=2)

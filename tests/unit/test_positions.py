@@ -47,6 +47,7 @@ def test_a_place_is_added_to_the_token_and_nothing_is_turned():
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+@pytest.mark.cases(1)
 def test_packed_documents_are_documents_alone(options):
     packed = bound(SEGMENTS, **LEARNED | options).features(Z, T)
     alone = bound(**LEARNED | options)
@@ -58,6 +59,7 @@ def test_packed_documents_are_documents_alone(options):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+@pytest.mark.cases(1)
 def test_block_by_block_with_a_memory_is_the_pass_over_both_halves(options):
     denoiser = bound(**LEARNED | options)
     t = jnp.zeros((2, L // P))
@@ -85,7 +87,7 @@ def test_a_block_of_documents_has_their_places():
 
 @pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["one text", "documents"])
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 def test_a_window_among_its_own_text_has_the_features_of_the_whole(options, segments):
     denoiser = bound(segments, **LEARNED | options)
     whole = denoiser.features(Z, T)

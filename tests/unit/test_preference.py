@@ -112,6 +112,7 @@ def right(process, second, block):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("parametrisation", ["joint", "mixture"])
 @pytest.mark.parametrize("block", [0, 1])
+@pytest.mark.cases(2)
 def test_uniform_noise_has_the_likelihood_in_the_mean(block, parametrisation):
     """Of right denoisers of two laws, to 4 standard errors of 4,000 pairs, whole and in blocks."""
     process = Uniform(V, parametrisation=parametrisation)

@@ -99,7 +99,7 @@ def test_steps_are_spent_where_the_profile_falls():
 
 @pytest.mark.parametrize("schedule", [Linear(), Cosine(), Polynomial(2.0)])
 @pytest.mark.parametrize("counts", [[1, 2, 5, 8], [7, 1, 1, 1, 6], [16], [1] * 16])
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_samplers_of_given_numbers_reveal_these(schedule, counts):
     process, grid = Masking(2, schedule), profile.grid_of(np.array(counts), schedule)
     assert grid[0] == 0.0 and grid[-1] == 1.0 and len(grid) == len(counts) + 1

@@ -52,6 +52,7 @@ def changes(states: list) -> list:
 
 
 @pytest.mark.parametrize("number", range(len(TOLD["llada"])))
+@pytest.mark.cases(3)
 def test_llada_reveals_the_same_tokens_in_each_step(number, models):
     """Steps that do not divide the masks, blocks, and ends of texts that come last or never."""
     model, told = models("llada"), TOLD["llada"][number]
@@ -65,6 +66,7 @@ def test_llada_reveals_the_same_tokens_in_each_step(number, models):
 
 
 @pytest.mark.parametrize("number", range(len(TOLD["llada"])))
+@pytest.mark.cases(2)
 def test_random_order_reveals_as_many_in_each_step(number, models):
     """LLaDA's numbers do not depend on which tokens it reveals."""
     model, told = models("llada"), TOLD["llada"][number]
@@ -77,6 +79,7 @@ def test_random_order_reveals_as_many_in_each_step(number, models):
 
 
 @pytest.mark.parametrize("number", range(len(TOLD["dream"])))
+@pytest.mark.cases(3)
 def test_dream_reveals_the_same_tokens_in_each_step(number, models):
     """Its first steps may reveal none; entropies are those after top-k and top-p."""
     model, told = models("dream"), TOLD["dream"][number]

@@ -36,7 +36,7 @@ def test_the_factor_grows_by_steps():
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_block_by_block_with_a_cache_is_the_whole_pass(options):
     denoiser = bound(**options)
     whole, cache = denoiser.blocks.features(Z, GROUPS, X, P), denoiser.blocks.empty_cache(2, L)
@@ -50,6 +50,7 @@ def test_block_by_block_with_a_cache_is_the_whole_pass(options):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["context", "both", "positions"])
+@pytest.mark.cases(1)
 def test_a_text_begins_anywhere(name):
     """Two places before a text, which nothing sees, change nothing of a block after four tokens."""
     options = MODELS.get(name, dict(causal_context=True, positions=L))

@@ -166,6 +166,7 @@ def test_t02_reverse_rates_of_the_uniform_kernel(form, x64):
 
 @every_kernel
 @both_forms
+@pytest.mark.cases(4)
 def test_t02_reverse_rates_turn_time_around(make, form, x64):
     process, t = make(3, parametrisation=form), float(at(0.6)[0])
     law = law_at(process, exact.P_V3L2, t)
@@ -192,6 +193,7 @@ def step(process, denoiser, z, s, t) -> np.ndarray:
     "name, z, stay", [("uniform", (0, 1), 0.74439217607), ("absorbing", (3, 3), 0.66304216956)]
 )
 @both_forms
+@pytest.mark.cases(2)
 def test_t05_the_step_has_the_marginal_law_of_each_token(name, z, stay, form, x64):
     process = CASES[name](3, parametrisation=form)
     denoiser = chains.exact_denoiser(process, exact.P_V3L2)
@@ -200,6 +202,7 @@ def test_t05_the_step_has_the_marginal_law_of_each_token(name, z, stay, form, x6
 
 @every_kernel
 @both_forms
+@pytest.mark.cases(4)
 def test_the_step_is_the_reverse_conditional_for_one_token(make, form, x64):
     """p(z_s | z_t) prop p_s(z_s) P_{s,t}[z_s, z_t], by scipy's exponential, and down to s = 0."""
     process, p = make(3, parametrisation=form), exact.P_V3L1
@@ -277,6 +280,7 @@ def test_the_terms_of_the_ends_are_entropies_of_the_exponential(make, x64):
 
 
 @every_kernel
+@pytest.mark.cases(2)
 def test_one_step_of_the_sampler_has_the_enumerated_law(make):
     """Ancestral with the exact denoiser, one token, n = 20,000: chi-squared p > 1e-4."""
     process, rows = make(3), 20_000
@@ -313,6 +317,7 @@ def test_float32_laws_are_laws_and_keep_small_probabilities(name):
 
 @every_kernel
 @both_forms
+@pytest.mark.cases(3)
 def test_scores_are_finite_for_excluded_symbols_and_half_precision(make, form):
     process = make(5, parametrisation=form)
     states = len(process.parts.stationary)

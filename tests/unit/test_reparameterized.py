@@ -52,6 +52,7 @@ def denoiser(tmp_path_factory):
         ("resampled", dict(resample=TOLD["ratio"] * (LENGTH + 2) / LENGTH)),
     ],
 )
+@pytest.mark.cases(2)
 def test_each_step_is_that_of_dplm(name, options, denoiser, monkeypatch):
     steps, calls = TOLD["steps"], []
 
@@ -82,6 +83,7 @@ def test_each_step_is_that_of_dplm(name, options, denoiser, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ancestral", "confidence", "remask"])
+@pytest.mark.cases(2)
 def test_what_is_excluded_is_never_drawn(name):
     logits = jnp.asarray([9.0, 0.0, 0.0])
     table = Denoiser(lambda z, t: jnp.tile(logits, (*z.shape, 1)), lambda h: h)

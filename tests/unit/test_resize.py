@@ -87,6 +87,7 @@ KINDS += [pytest.param("probability", True, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("score", "rest"), KINDS)
+@pytest.mark.cases(2)
 def test_texts_are_those_of_dreamons_own_code(score, rest, filled):
     """And it takes as many network evaluations."""
     asked = (score, rest)
@@ -301,7 +302,7 @@ def test_prompt_and_suffix_have_masks_between_them(model):
     assert found.prompt_mask.sum(axis=1).tolist() == [2] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_states_can_be_watched(model):
     frames = list(model.watch("ab", length=12, grow=3, steps=4, temperature=0.0))
     assert (frames[0].z == V).sum() == 4
@@ -310,7 +311,7 @@ def test_states_can_be_watched(model):
     np.testing.assert_array_equal(frames[-1].z, direct.tokens[0])
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_last_state_is_the_sample_also_after_more_steps_than_are_shown(model, monkeypatch):
     """Of two steps of the grid and one further step, for six masks."""
     options = dict(length=16, grow=6, masks=6, steps=2, temperature=1.0)

@@ -255,7 +255,7 @@ def noise_like(shapes):
 @pytest.mark.parametrize("time_conditioning", [True, False], ids=["time", ""])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", ""])
 @pytest.mark.parametrize("local_width", [0, 3])
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_features_of_some_positions_are_those_of_all(causal, local_width, time_conditioning):
     """Unsorted and repeated positions, to 2e-5 of the features of all; blocks scanned and not."""
     options = dict(causal=causal, local_width=local_width, time_conditioning=time_conditioning)

@@ -290,6 +290,7 @@ def test_g01_the_rates_are_those_of_the_exact_step(x64):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [Ancestral, Tweedie, Euler, TauLeaping, Remask])
+@pytest.mark.cases(2)
 def test_t13_temperature_zero_changes_tokens_but_not_when_they_appear(step):
     """One step from t = 0.9 to 0.3, all 16 states 8 times: the same positions, argmax at them."""
     z = jnp.asarray(np.tile(exact.sequences(4, 2), (8, 1)))

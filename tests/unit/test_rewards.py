@@ -53,6 +53,7 @@ def test_python_asks_for_a_reward_and_is_told_what_it_did(model):
     assert model.sample(16, steps=4).tokens.tolist() == plain.tokens.tolist()
 
 
+@pytest.mark.campaign
 def test_a_judge_gives_the_log_probability_of_the_text(model, tmp_path):
     """Of its own tokens, all but the first; a text of one token has nothing to count."""
     folder = peer_folder(tmp_path, "gpt2")

@@ -74,7 +74,7 @@ def most_evaluations(step, steps: int) -> int:
     [(make, cosine) for make in OF_MASKS.values()]
     + [(Ancestral, uniform), (Ancestral, log_linear)],
 )
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 def test_the_loop_leaves_no_mask_and_counts_evaluations(make, grid):
     keys = exact.keys_for(1, 64)
     z, evaluations = run(make, Masking(3), grid(3), keys)
@@ -86,7 +86,7 @@ def test_the_loop_leaves_no_mask_and_counts_evaluations(make, grid):
 
 @pytest.mark.slow
 @every_sampler
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_masks_that_a_schedule_leaves_are_filled_and_counted(make):
     """alpha_0 = exp(-2): every position has a fair chance of being left; two runs are the same."""
     process, keys = Masking(3, Geometric(2.0, 9.0)), exact.keys_for(1, 8)
@@ -99,7 +99,7 @@ def test_masks_that_a_schedule_leaves_are_filled_and_counted(make):
 
 
 @every_sampler
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 def test_a_step_never_touches_what_is_given_nor_tokens_unless_it_revises(make):
     """All 16 states of two tokens, five times, of which some are given."""
     process, z = Masking(3), np.tile(exact.sequences(4, 2), (5, 1))
@@ -189,6 +189,7 @@ def test_the_noise_of_the_order_fades_with_time():
 
 @pytest.mark.quick(20)
 @pytest.mark.parametrize("make, of", ends.PAIRS.values(), ids=ends.PAIRS)
+@pytest.mark.cases(30)
 def test_every_sampler_runs_with_64_bits(make, of, x64):
     """A whole run is traced: what the loops carry keeps its types, those of a chain."""
     process, keys = exact.PROCESS_CASES[of](3).init(), exact.keys_for(0, 4)

@@ -69,6 +69,7 @@ def test_one_minus_alpha_keeps_its_digits_near_zero_in_float32(schedule):
 
 
 @every_schedule
+@pytest.mark.cases(8)
 def test_dtype_and_shape_follow_t(schedule):
     for t in (jnp.float32(0.3), jnp.full((2, 3), 0.3)):
         for f in (schedule.alpha, schedule.one_minus_alpha, schedule.dalpha, schedule.inverse):

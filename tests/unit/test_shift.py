@@ -40,6 +40,7 @@ def test_a_document_begins_with_its_own_features():
 
 @pytest.mark.parametrize("scan", [True, False])
 @pytest.mark.parametrize("segments", [None, SEGMENTS])
+@pytest.mark.cases(2)
 def test_some_positions_have_the_same_features_as_among_all(segments, scan):
     denoiser = bound(segments, shifted=True, scan_blocks=scan)
     index = jnp.array([[4, 0, 3, 2], [5, 1, 0, 4]])

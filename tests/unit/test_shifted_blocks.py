@@ -30,7 +30,7 @@ SEGMENTS = jnp.array([[0] * 4 + [1] * 5 + [-1] * 3, [0] * 12])
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["one text", "documents"])
 @pytest.mark.parametrize("options", [{}, dict(scan_blocks=False), dict(time_conditioning=True)])
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 def test_a_block_begins_with_the_end_of_the_clean_block_before_it(options, segments):
     """Elsewhere features are those of the noisy neighbour, and a document begins with its own."""
     plain, found = (bound(segments, shifted=x, **options).blocks.features for x in (False, True))
@@ -44,7 +44,7 @@ def test_a_block_begins_with_the_end_of_the_clean_block_before_it(options, segme
     np.testing.assert_allclose(found(Z, T, X, P), expected, atol=2e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_last_block_may_be_shorter():
     whole, found = (bound(shifted=True).blocks.features(*x) for x in ((Z, T, X, 5), (Z, T, X, 5)))
     assert whole.shape == found.shape == (2, L, 16)
@@ -53,6 +53,7 @@ def test_the_last_block_may_be_shorter():
 
 
 @pytest.mark.parametrize("options", [{}, dict(scan_blocks=False, time_conditioning=True)])
+@pytest.mark.cases(1)
 def test_block_by_block_with_a_memory_is_the_whole_pass(options):
     denoiser = bound(shifted=True, **options)
     whole = denoiser.blocks.features(Z, T, X, P)

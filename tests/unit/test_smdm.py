@@ -95,6 +95,7 @@ def test_guidance_by_a_prompt_is_theirs(folders):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("cfg", ["0.0", "0.6", "1.6"])
+@pytest.mark.cases(1)
 def test_costs_of_continuations_with_guidance_are_theirs(cfg, folders):
     """Each token from left to right, the later ones masked: `_eval_target_nll_ar`."""
     model, told = md4_jax.load(folders["smdm"]), answers("smdm")["costs"]

@@ -80,7 +80,7 @@ def check_weighted_law(found, p: np.ndarray, symbols: int, length: int) -> None:
 @pytest.mark.parametrize(
     "particles, threshold, every", [(1, 1.0, 1), (4, 0.9, 1), (4, 1.0, 2), (4, 0.0, 1)]
 )
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_weighted_samples_have_the_tilted_law_without_bias(particles, threshold, every):
     found = drawn(8192, particles=particles, threshold=threshold, every=every)
     check_weighted_law(found, law(), V, L)
@@ -90,9 +90,8 @@ def test_weighted_samples_have_the_tilted_law_without_bias(particles, threshold,
         assert found.steered.resamplings.max() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("sampler", ["any_order", "remask"])
-@pytest.mark.cases(1)
 def test_samplers_that_take_other_steps_have_it_too(sampler):
     """Beside frequencies of one particle, which the reward does not change."""
     plain = drawn(2**14, sampler=sampler, particles=1)
@@ -119,7 +118,7 @@ def combinations() -> list:
 
 
 @pytest.mark.parametrize("process, sampler", combinations())
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_every_sampler_of_every_process_moves_particles(process, sampler):
     """They are resampled at each look, and end without noise; the prompt stays."""
     prompt = Prompt(np.array([0, 2, 0], np.int32), np.array([False, True, False]))

@@ -327,7 +327,7 @@ def training():
     return made
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_step_looks_tokens_up_without_their_own_counts(training):
     _, state, step = training(SIZE)
     # All that the tables know is one token of the batch.
@@ -416,7 +416,7 @@ def test_without_blocks_a_position_has_what_the_tables_say_of_it(scan_blocks):
     np.testing.assert_allclose(some, expected, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_weights_of_the_tables_are_learned(training):
     _, state, step = training(SIZE)
     first = state.params["network"]["mixture"]

@@ -203,6 +203,7 @@ def outputs_of_gpt2_size() -> np.ndarray:
 
 @every_parametrisation
 @pytest.mark.parametrize("noise", [1e-7, 1e-4, 0.1, 0.9, 0.999])
+@pytest.mark.cases(6)
 def test_scores_and_steps_keep_their_digits_in_float32(parametrisation, noise):
     """V = 50257, against float64 from the same float32 numbers, log scores to 5e-5,
     which is what alpha = 1 - t has of digits near t = 1.

@@ -102,7 +102,7 @@ def bound(outputs, process, block: int) -> np.ndarray:
     return (values * exact.noise_law(process, X, t)).sum(axis=2) @ weight + ends
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("parametrisation", ["joint", "mixture"])
 @pytest.mark.parametrize("block", [1, 2, 4])
@@ -112,7 +112,7 @@ def test_the_right_denoiser_has_the_nats_of_the_data_for_every_block(block, para
     np.testing.assert_allclose(found, -np.log(LAW.ravel()), rtol=1e-8)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     "process", [Uniform(V, Cosine()), Uniform(V, Geometric(0.01, 3.0), "mixture")]
@@ -141,6 +141,7 @@ def plain(objective, process, x, z, t, block: int) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", [UniformELBO, CrossEntropy])
 @pytest.mark.usefixtures("x64")
+@pytest.mark.cases(1)
 def test_each_block_has_its_time_and_its_weight(kind):
     """loss_at with other times and weights in each block, beside the losses of the blocks alone."""
     process, rng = Uniform(V, parametrisation="mixture"), np.random.default_rng(1)
@@ -157,6 +158,7 @@ def test_each_block_has_its_time_and_its_weight(kind):
 @pytest.mark.parametrize(
     "process, power", [(Uniform(V, Geometric(0.01, 3.0)), 1.0), (Uniform(V), 5.0)]
 )
+@pytest.mark.cases(1)
 def test_the_mean_of_the_draws_is_the_bound(process, power):
     """n = 40,000 draws of one text, plain and early: within 4 standard errors of enumeration."""
     n = 40_000
@@ -235,6 +237,7 @@ def test_what_does_not_count_stays_clean_and_costs_nothing():
     np.testing.assert_allclose(nats, 4 * np.log(5.0), rtol=1e-5)
 
 
+@pytest.mark.campaign
 def test_a_shorter_last_block_is_a_block():
     x = exact.batch_of(np.random.default_rng(0).integers(0, 5, (300, 10)))
     z, t, _ = seen(UniformELBO(4), x, (np.arange(300) + 0.5) / 300)
@@ -259,6 +262,7 @@ def network(vocab: int = V) -> Denoiser:
 
 
 @pytest.mark.parametrize("kind", [UniformELBO, CrossEntropy])
+@pytest.mark.cases(1)
 def test_a_block_as_long_as_the_text_is_the_plain_objective(kind):
     """The same network, noise and times: to 1e-5, and one time for each text."""
     process, rng = Uniform(5, parametrisation="mixture"), np.random.default_rng(0)
@@ -372,8 +376,8 @@ def test_a_block_that_is_given_costs_nothing():
     assert (np.asarray(frames.z)[:, 0, :P] == [1, 0]).all()
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("is_clean", [False, True])
-@pytest.mark.cases(1)
 def test_with_and_without_the_memory_the_samples_are_the_same(is_clean):
     prompt = {0: 1, 3: 0} if is_clean else {}
     kept, again = (drawn(prompt, is_clean, 64, cached=c)[0] for c in (True, False))

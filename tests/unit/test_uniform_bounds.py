@@ -46,6 +46,7 @@ def bound(objective, denoiser, process, x=X, **rule) -> np.ndarray:
 @every_bound
 @of_mu
 @pytest.mark.parametrize("schedule", [Linear(), Cosine(), Polynomial(2.0)])
+@pytest.mark.cases(6)
 def test_m05_exact_outputs_have_the_nats_of_the_data(objective, parametrisation, schedule):
     """From alpha = 1 to 0 no other term is left: -log p(x) for every x."""
     process = Uniform(3, schedule, parametrisation)
@@ -96,7 +97,7 @@ def test_both_forms_of_the_bound_are_the_same_number(parametrisation, schedule):
 
 @of_mu
 @pytest.mark.parametrize("t", [2.0**-24, 1e-5, 1e-3, 0.1, 0.5, 0.9, 0.999, 1.0 - 2.0**-24])
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_a_large_vocabulary_in_float32(parametrisation, t):
     """V = 50257, four tokens: both forms to 2e-5 of float64, near t = 1 to 1e-3 of it.
 
@@ -160,6 +161,7 @@ def slope(objective, denoiser, process, t: float) -> float:
         (CrossEntropy(), "mixture", "joint", False),
     ],
 )
+@pytest.mark.cases(12)
 def test_which_outputs_minimise_what(objective, parametrisation, best, minimised, t):
     """joint: the law of x_n given the other tokens; mixture: given all of z. At every t."""
     process = Uniform(3, LogLinear(), parametrisation)
@@ -194,7 +196,7 @@ def test_cross_entropy_is_for_training_with_the_mixture():
 @every_bound
 @of_mu
 @pytest.mark.parametrize("u", [0.0, 1.0 - 2.0**-24])
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 def test_gradients_are_finite_at_the_ends_of_time(objective, parametrisation, u):
     """float32, and outputs of a bfloat16 network; V = 2 leaves no symbol but z and x."""
     for schedule in (Linear(), Cosine(), Polynomial(3.0), LogLinear(), Geometric(1e-3, 200.0)):

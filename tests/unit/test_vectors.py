@@ -60,7 +60,7 @@ def test_thousands_of_bfloat16_numbers_are_summed_without_loss(rows, gpu, row, a
     assert (found[row] == 4096).all() and np.delete(found, row, axis=0).sum() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_mask_of_a_narrow_network_learns_like_that_of_a_wide_one():
     """Its gradient over 32 x 256 masks: the angle to that of float32."""
     z, t = jnp.full((32, 256), SIZES["vocab_size"]), jnp.linspace(0.1, 1.0, 32)

@@ -85,7 +85,7 @@ def test_what_is_exported_is_what_was_read(model, tmp_path):
 
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("number", range(len(TOLD["samples"])))
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_the_tokens_that_its_decoder_draws(number, cached, model):
     """And in as many evaluations."""
     told = TOLD["samples"][number]
@@ -100,7 +100,7 @@ def test_the_tokens_that_its_decoder_draws(number, cached, model):
 @pytest.mark.parametrize(
     "number, case", [*itertools.product(range(len(TOLD["samples"])), range(2))]
 )
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 def test_a_text_stops_where_its_decoder_stops(number, case, cached, model):
     """After as many evaluations."""
     told = TOLD["samples"][number]
@@ -145,7 +145,7 @@ def slowly(logits, text, width: int, limit: float, penalty: float) -> tuple[list
     return text, passes
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_given_tokens_may_follow_masks(model, logits):
     """Near and far, in texts of one batch that need different numbers of evaluations."""
     rng = np.random.default_rng(3)

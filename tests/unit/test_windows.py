@@ -83,6 +83,7 @@ def drawn(template, *, features=counting, step=None, trace=False, window=WINDOW,
 
 
 @pytest.mark.parametrize("length, stride", [(3, 1), (4, 3), (8, 2), (11, 3)])
+@pytest.mark.cases(2)
 def test_a_window_sees_what_those_before_it_have_drawn(length, stride):
     """Each token is one more than the last, also over the ends of windows."""
     out = drawn(free(length), stride=stride, window=min(WINDOW, length), num=2)
