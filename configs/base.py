@@ -80,9 +80,9 @@ def get_config() -> ConfigDict:
                 name="md4",
             ),
             network=dict(
-                # transformer | partition | modernbert | esm | diffusion_gemma | encoder_decoder |
-                # classifier; for images: unet | uvit | dit | dit_classifier; for their codes:
-                # maskgit (docs/networks.md)
+                # transformer | partition | modernbert | lfm2 | esm | diffusion_gemma |
+                # encoder_decoder | classifier; for images: unet | uvit | dit | dit_classifier; for
+                # their codes: maskgit (docs/networks.md)
                 name="transformer",
                 size=768,  # width of the residual stream
                 depth=12,  # blocks

@@ -18,6 +18,7 @@ from tiny_networks import random_parameters
 from md4_jax.networks import attention as attention_module
 from md4_jax.networks import blocks, splash
 from md4_jax.networks.esm import Esm
+from md4_jax.networks.lfm2 import Lfm2
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.head import at_noise
@@ -114,6 +115,10 @@ CASES = {
     ),
     "shifted": (dict(shifted=True), whole),
     "near": (dict(window=8, global_every=2, time_conditioning=False), whole),
+    "short convolutions": (
+        dict(kind=Lfm2, attention_layers=(1,), time_conditioning=False, segments=SEGMENTS),
+        whole,
+    ),
     "some positions": (PLAIN, at_some),
     "few positions": (PLAIN, at_few),
     "odd length": (PLAIN, of_odd_length),
@@ -153,6 +158,7 @@ IN_CAMPAIGNS = {
     "odd length",
     "plain",
     "shifted",
+    "short convolutions",
     "some positions",
 }
 TILES = 512  # positions, of which each of four devices has a tile of the kernel

@@ -61,6 +61,7 @@ TOLD = {
     "wedlm": {},
     "diffullama": dict(mask_token_id=81),
     "modernbert": dict(mask_token_id=122),
+    "lfm2": dict(mask_token_id=122),
     "diffusiongemma": {},
     "esm": dict(dplm_type="dplm_esm"),
     "gpt2": {},
@@ -78,7 +79,7 @@ GPTS = ("gpt2", "diffugpt")
 # Instances with the arrays of another one.
 ARRAYS = {"esolm": "mdlm", "rnd1": "qwen3moe", "stable_diffcoder": "llama", "wedlm": "qwen3"}
 # Letters and special entries of the vocabulary.
-OTHERS = ("lladamoe", "llada2", "modernbert", "diffusiongemma", "esm", "e2d2")
+OTHERS = ("lladamoe", "llada2", "modernbert", "lfm2", "diffusiongemma", "esm", "e2d2")
 PROTEINS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-"]
 PROTEINS += ["<null_1>", "<mask>"]
 ENTRIES = {

@@ -12,6 +12,7 @@ from md4_jax.networks.diffusion_gemma import DiffusionGemma
 from md4_jax.networks.dit import DiT
 from md4_jax.networks.encoder_decoder import EncoderDecoder
 from md4_jax.networks.esm import Esm
+from md4_jax.networks.lfm2 import Lfm2
 from md4_jax.networks.maskgit import MaskGit
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.partition import Partition
@@ -26,6 +27,7 @@ SIZES_OF = {
     Transformer: SIZES,
     Partition: SIZES,
     ModernBert: SIZES | dict(window=4, global_every=2),
+    Lfm2: SIZES | dict(attention_layers=(1,)),
     Esm: SIZES,
     MaskGit: SIZES | dict(positions=6, registers=2),
     DiffusionGemma: SIZES

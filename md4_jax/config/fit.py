@@ -163,7 +163,7 @@ def _check_resizing(experiment: Experiment, part: Component) -> None:
         return
     if not (network.hides and network.time_free):
         raise UserError(
-            f"{said} needs network.name='transformer' or 'modernbert', with "
+            f"{said} needs network.name='transformer', 'modernbert' or 'lfm2', with "
             "network.time_conditioning=False, network.causal=False, network.tables=0 and "
             "network.gaps=False: the network does not attend to the padding after a text, and "
             "the final length of the text is unknown, so that the time is unknown too"

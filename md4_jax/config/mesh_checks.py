@@ -27,7 +27,7 @@ def check_context(experiment: Experiment) -> None:
     if parts > 1 and not experiment.network.splits:
         raise UserError(
             f"mesh.context={parts} splits sequences over devices, which needs "
-            "network.name='transformer' or 'modernbert' with network.tables=0 and "
+            "network.name='transformer', 'modernbert' or 'lfm2' with network.tables=0 and "
             "network.gaps=False. Set mesh.context=1: mesh.data, mesh.fsdp and mesh.tensor work "
             "with every network"
         )

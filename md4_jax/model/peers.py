@@ -16,6 +16,7 @@ from md4_jax.model import (
     experts,
     gemma,
     gpt2,
+    lfm2,
     maskgit,
     modernbert,
     smdm,
@@ -29,8 +30,8 @@ from md4_jax.runtime.paths import Place
 from md4_jax.runtime.tensors import Tensors
 
 NAMED = (
-    "bd3lm", "mdlm", "esolm", "e2d2", "duo", "udlm", "llada", "gpt2", "modernbert", esm.KIND,
-    gemma.KIND, *experts.KINDS, *decoders.KINDS,
+    "bd3lm", "mdlm", "esolm", "e2d2", "duo", "udlm", "llada", "gpt2", "modernbert", lfm2.KIND,
+    esm.KIND, gemma.KIND, *experts.KINDS, *decoders.KINDS,
 )  # fmt: skip
 
 # Options of the reference implementation -> their only supported values.
@@ -181,6 +182,7 @@ KINDS = {
     "gpt2": gpt2.peer,
     "diffugpt": gpt2.peer,
     "modernbert": modernbert.peer,
+    lfm2.KIND: lfm2.peer,
     "e2d2": e2d2.peer,
     esm.KIND: esm.peer,
     gemma.KIND: gemma.peer,

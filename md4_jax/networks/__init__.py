@@ -5,6 +5,7 @@ from md4_jax.networks.diffusion_gemma import DiffusionGemma
 from md4_jax.networks.dit import DiT
 from md4_jax.networks.encoder_decoder import EncoderDecoder
 from md4_jax.networks.esm import Esm
+from md4_jax.networks.lfm2 import Lfm2
 from md4_jax.networks.maskgit import MaskGit
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.partition import Partition
@@ -20,6 +21,7 @@ NETWORKS = {
     "partition": Partition,
     "modernbert": ModernBert,
     "esm": Esm,
+    "lfm2": Lfm2,
     "maskgit": MaskGit,
     "diffusion_gemma": DiffusionGemma,
     "encoder_decoder": EncoderDecoder,

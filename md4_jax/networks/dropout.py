@@ -12,7 +12,7 @@ from md4_jax.protocols import Array
 DROPOUT, LABEL, EMBEDDING, LAYERS = 0x64726F70, 0, 1, 2
 # Folded into a layer's keys from ADAPTERS on, for the adapters of these matrices.
 ADAPTERS = 4
-ADAPTED = ("query", "key", "value", "out", "gate", "up", "down")
+ADAPTED = ("query", "key", "value", "out", "gate", "up", "down", "input_gate", "output_gate")
 
 
 def folded(keys: Array, number: Array | int) -> Array:

@@ -22,6 +22,7 @@ from md4_jax.networks.linear import Linear, Normalize, normalized_heads
 from md4_jax.networks.ordered import InOrder
 from md4_jax.networks.positions import places, places_from, places_of_halves
 from md4_jax.networks.rotary import rotate, scaled_queries
+from md4_jax.networks.short_convolution import ShortConvolution
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, constrain
 
@@ -209,23 +210,27 @@ class Block(nn.Module):
         o, needed = self.options, partial(at, index=index, halved=self.block and self.last)
         # Either the gate or the output layer starts at zero; if both did, gradients would be zero.
         zero = condition_BxGxC is None and o.initial == "lecun"
-        attention = Attention(o, zero, self.block, self.last, name="attention")
         feed_forward = (Experts if o.experts else FeedForward)(o, zero, name="feed_forward")
         first, second = (None,) * 3, (None,) * 3
         if condition_BxGxC is not None:
-            six = modulation(
-                6, x_BxLxD.shape, condition_BxGxC, jnp.dtype(o.dtype), activations(o)[1]
-            )
+            form = jnp.dtype(o.dtype), activations(o)[1]
+            six = modulation(6, x_BxLxD.shape, condition_BxGxC, *form)
             first, second = six[:3], six[3:]
         y_BxLxD = index.vectors if isinstance(index, Symbols) else x_BxLxD
-        y_BxLxD = y_BxLxD if o.bare else normalized(o, y_BxLxD, first, "attention_norm")
+        kind = "convolution" if o.convolution else "attention"
+        y_BxLxD = y_BxLxD if o.bare else normalized(o, y_BxLxD, first, f"{kind}_norm")
         near = {}
         if o.local_width:
             near = {"near": y_BxLxD}
             before = None if cache is None else cache.near
             mixing = LocalMixing(o.local_width, o.causal, name="local_mixing")
             y_BxLxD = mixing(y_BxLxD, segments, before)
-        y_BxLxD, own = attention(y_BxLxD, segments, index, cache, keys)
+        if o.convolution:
+            mixing = ShortConvolution(o, zero, name="convolution")
+            y_BxLxD, own = mixing(y_BxLxD, segments, needed, keys), None
+        else:
+            attention = Attention(o, zero, self.block, self.last, name="attention")
+            y_BxLxD, own = attention(y_BxLxD, segments, index, cache, keys)
         if self.block and self.last and condition_BxGxC is not None:
             first, second = (tuple(map(noisy_half, part)) for part in (first, second))
         if isinstance(index, Chosen) and condition_BxGxC is not None:

@@ -124,7 +124,7 @@ class Transformer(Positions):
     rotary: ClassVar[bool] = True
     has_vectors: ClassVar[bool] = True  # whether each symbol has a learned vector
     hidden_dropout: ClassVar[float] = 0.0
-    reach, bare, joint_norm = None, False, False  # of modernbert, modernbert and maskgit
+    reach, bare, joint_norm, convolution = None, False, False, 0  # of other networks
 
     vocab_size: int
     size: int = 768

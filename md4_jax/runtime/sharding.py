@@ -29,12 +29,13 @@ CONTEXT = "context"
 # layer axis of scanned blocks) are not split. `context` further splits what `fsdp` splits.
 RULES = (
     (r"(query|key|value|gate|up)/kernel$", P("fsdp", "tensor")),
-    (r"(attention/out|down)/kernel$", P("tensor", "fsdp")),
+    (r"((attention|convolution)/out|down)/kernel$", P("tensor", "fsdp")),
+    (r"convolution/taps$", P(None, "tensor")),
     # The rank axis of an adapter is not split.
     (r"(query|key|value|gate|up)/lora_a/kernel$", P("fsdp", None)),
     (r"(query|key|value|gate|up)/lora_b/kernel$", P(None, "tensor")),
-    (r"(attention/out|down)/lora_a/kernel$", P("tensor", None)),
-    (r"(attention/out|down)/lora_b/kernel$", P(None, "fsdp")),
+    (r"((attention|convolution)/out|down)/lora_a/kernel$", P("tensor", None)),
+    (r"((attention|convolution)/out|down)/lora_b/kernel$", P(None, "fsdp")),
     # The expert axis is not split, since each product takes a part of it.
     (r"router/kernel$", P("fsdp", None)),
     (r"embedding$", P("tensor", "fsdp")),

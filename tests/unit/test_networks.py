@@ -15,6 +15,7 @@ from md4_jax.networks.diffusion_gemma import DiffusionGemma
 from md4_jax.networks.encoder_decoder import EncoderDecoder
 from md4_jax.networks.esm import Esm
 from md4_jax.networks.layers import LocalMixing
+from md4_jax.networks.lfm2 import Lfm2
 from md4_jax.networks.maskgit import MaskGit
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.ordinal import log_masses
@@ -94,7 +95,7 @@ def test_every_position_sees_every_other(make):
 @every_network
 @pytest.mark.cases(3)
 def test_time_is_used_if_and_only_if_the_network_says_so(make):
-    if make in (Partition, ModernBert, Esm, MaskGit, DiffusionGemma, EncoderDecoder):
+    if make in (Partition, ModernBert, Lfm2, Esm, MaskGit, DiffusionGemma, EncoderDecoder):
         pytest.skip("these networks are never told the time, which their own tests check")
     conditioned, params = built(make)
     assert not conditioned.time_free
@@ -430,7 +431,7 @@ def test_every_parameter_learns_from_the_true_initialisation(make, time_conditio
     """Zeros that multiply zeros would never move: after four plain steps every array has."""
     if make is EncoderDecoder:
         pytest.skip("its encoder learns in blocks, which test_encoder_decoder.py checks")
-    timed = make not in (Partition, ModernBert, Esm, MaskGit)
+    timed = make not in (Partition, ModernBert, Lfm2, Esm, MaskGit)
     options = dict(time_conditioning=time_conditioning and timed)
     if make is DiffusionGemma:
         options = {}
@@ -592,6 +593,7 @@ def test_split_parameters_of_blocks_are_gathered_in_a_loop(axis, loops):
         (Transformer, 0),
         (Transformer, 2),
         (ModernBert, 0),
+        (Lfm2, 0),
         (Esm, 0),
         (Partition, 0),
         (EncoderDecoder, 0),
