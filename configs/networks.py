@@ -29,13 +29,8 @@ GPT2 = dict(
 MODERNBERT = dict(
     feed_forward="geglu", norm="layer", norm_eps=1e-5, norm_parameters="scale", tied=True,
     rotary_base=160_000.0, time_conditioning=False, initial="torch", scan_blocks=False,
-    window=128, global_every=3, local_base=10_000.0,
 )  # fmt: skip
-# LFM2.5-Encoder and the diffusion model made of it (arXiv:2511.23404): network.name="lfm2".
-LFM2 = dict(
-    norm_eps=1e-5, norm_parameters="scale", head_bias=False, tied=True, qk_norm=True,
-    rotary_base=1e6, time_conditioning=False, initial="torch", scan_blocks=False,
-)  # fmt: skip
+LFM2 = dict(QWEN3, norm_eps=1e-5, tied=True, scan_blocks=False)  # network.name="lfm2"
 # ESM-2 (Lin et al., 2023), and DPLM (arXiv:2402.18567): network.name="esm".
 ESM = dict(GPT2, feed_forward="gelu_exact", head_bias=True, initial="torch")
 # The U-Net of D3PM and tauLDR on CIFAR-10 (DDPM, arXiv:2006.11239): network.name="unet".
