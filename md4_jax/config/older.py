@@ -86,10 +86,7 @@ OF_NETWORKS = {
         "network.norm_parameters": "affine", "network.qkv_bias": True, "network.out_bias": True,
         "network.initial": "torch",
     },
-    "lfm2": {
-        "network.norm_eps": 1e-5, "network.norm_parameters": "scale", "network.head_bias": False,
-        "network.tied": True,
-    },
+    "lfm2": {"network.norm_eps": 1e-5, "network.norm_parameters": "scale"},
     "maskgit": {
         "network.positions": 256, "network.norm_eps": 1e-5, "network.norm_parameters": "scale",
         "network.tied": True, "network.initial": "torch",

@@ -38,8 +38,6 @@ class Lfm2(Transformer):
     norm_eps: float = 1e-5
     norm_parameters: str = "scale"
     qk_norm: bool = True
-    head_bias: bool = False
-    tied: bool = True
     scan_blocks: bool = False
     attention_layers: tuple[int, ...] = (2, 5, 8, 10)
     convolution_width: int = 3
