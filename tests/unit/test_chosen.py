@@ -7,6 +7,7 @@ import pytest
 from tiny_networks import SIZES, perturbed
 
 from md4_jax.networks import chosen
+from md4_jax.networks.lfm2 import Lfm2
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.head import HALF, most_masked
 from md4_jax.objectives.md4 import MD4
@@ -26,6 +27,7 @@ OPTIONS = {
     "grouped, with a class": dict(kv_heads=1, classes=3, feed_forward="gelu"),
     "dropout and adapters": dict(dropout=0.3, attention_dropout=0.2, lora_rank=2, lora_dropout=0.2),
     "convolution": dict(local_width=3),
+    "short convolution": dict(attention_layers=(0,), dropout=0.3, lora_rank=2, lora_dropout=0.2),
 }
 
 
@@ -42,7 +44,8 @@ def marked(count: int):
 
 def both(options: dict, where):
     """(features, gradient) at the marked positions, computed there alone and everywhere."""
-    network = Transformer(**UNROLLED | options).build()
+    make = Lfm2 if "attention_layers" in options else Transformer
+    network = make(**UNROLLED | options).build()
     params = perturbed(network.init(jax.random.key(0)))
     weight = jnp.where(where[..., None], jax.random.normal(jax.random.key(2), (B, L, 16)), 0.0)
     context = {"segments": SEGMENTS}
@@ -67,7 +70,7 @@ def both(options: dict, where):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("count", [0, 16, 17, 18, B * L])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.cases(3)
+@pytest.mark.cases(4)
 def test_features_and_gradients_are_those_of_all_positions(options, count):
     """17 of 32 positions fit into the first part; with more, the second is computed as well."""
     (h, gradient), (expected, its_gradient) = both(options, marked(count))
