@@ -19,6 +19,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import jax
 import pytest
 from jax._src.interpreters import mlir
+from selection import covering
 
 from md4_jax.runtime import compiling
 
@@ -68,28 +69,28 @@ def pytest_addoption(parser):
     parser.addoption("--campaign", action="store_true", help="also the longest tests")
 
 
-def spread(items, mark):
-    """Yields all but n cases, evenly spread, of each test with the mark cases(n) or quick(n)."""
+def left_out(items, mark):
+    """Yields all but n cases of each test with the mark cases(n) or quick(n)."""
     grids = {}
     for item in items:
         if item.get_closest_marker(mark) and not item.get_closest_marker("campaign"):
             grids.setdefault((item.path, item.originalname), []).append(item)
     for grid in grids.values():
         (number,) = grid[0].get_closest_marker(mark).args
-        kept = {(2 * i + 1) * len(grid) // (2 * number) for i in range(number)}
+        kept = covering([item.callspec.id.split("-") for item in grid], number)
         yield from (item for i, item in enumerate(grid) if i not in kept)
 
 
 def pytest_collection_modifyitems(config, items):
     """Leaves out the tests of campaigns, which take hours together, unless asked for or named."""
     for mark, others in (("cases", "campaign"), ("quick", "slow")):
-        for item in spread(items, mark):
+        for item in left_out(items, mark):
             item.add_marker(others)
     if config.getoption("--campaign") or any("::" in word for word in config.args):
         return
-    left_out = [item for item in items if item.get_closest_marker("campaign")]
+    longest = [item for item in items if item.get_closest_marker("campaign")]
     items[:] = [item for item in items if not item.get_closest_marker("campaign")]
-    config.hook.pytest_deselected(items=left_out)
+    config.hook.pytest_deselected(items=longest)
 
 
 def pytest_deselected(items):
