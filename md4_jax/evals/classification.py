@@ -16,6 +16,7 @@ from md4_jax.objectives.draws import antithetic_times, draws
 from md4_jax.protocols import Array, Batch, Network, Params, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import to_global, to_host
+from md4_jax.runtime.stopping import stop_if_asked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Classification(OnBatches):
         batches = context.corpus(self.data).eval_batches(self.split, **rows_of(experiment, size))
         found: list[np.ndarray] = []
         for index, batch in enumerate(batches):
+            stop_if_asked()
             rows = to_global(batch._replace(text=None), experiment.mesh)
             with jax.set_mesh(experiment.mesh):
                 each = context.programs[key](params, rows, jnp.int32(index))

@@ -20,6 +20,7 @@ from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.protocols import Array, Batch, Network, Params, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import to_global, to_host
+from md4_jax.runtime.stopping import stop_if_asked
 from md4_jax.samplers import GRIDS, profile
 
 
@@ -100,6 +101,7 @@ class InformationProfile(OnBatches):
             self.split, **rows_of(experiment, self.batch_size or experiment.train.batch_size)
         )
         for index, batch in enumerate(batches):
+            stop_if_asked()
             if batch.tokens.shape[1] != length:  # the rest of the split
                 continue
             rows = to_global(batch, experiment.mesh)._replace(text=None)

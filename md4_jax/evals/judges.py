@@ -20,6 +20,7 @@ from md4_jax.protocols import Array, Network, Params, UserError, batch_of
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.paths import place
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
+from md4_jax.runtime.stopping import stop_if_asked
 from md4_jax.runtime.tensors import is_folder
 
 # Prefixes of names that are not directories -> the packages that read them, and their extra.
@@ -130,6 +131,7 @@ class RunJudge:
         if kept not in self.programs:
             self.programs[kept] = jit(make(network), mesh, network)
         for first in range(0, count, size):
+            stop_if_asked()
             rows = np.minimum(np.arange(first, first + size), count - 1)
             own = rows[local_rows(mesh, size)]
             batch = to_global(tuple(array[own] for array in arrays), mesh)

@@ -33,6 +33,7 @@ from md4_jax.protocols import (
 from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import to_global, to_host
+from md4_jax.runtime.stopping import stop_if_asked
 from md4_jax.samplers.guidance import guided
 
 
@@ -197,6 +198,7 @@ class Estimator:
         """
         totals, seen = collections.defaultdict(Likelihood), 0
         for index, batch in enumerate(batches):
+            stop_if_asked()
             rows = to_global(batch, self._mesh)
             nats = {name: to_host(x) for name, x in self.nats(params, rows, index).items()}
             tokens = np.sum(to_host(rows.loss_mask), axis=1)

@@ -15,6 +15,7 @@ from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.distributed import agreed, of_all
 from md4_jax.runtime.errors import cause
 from md4_jax.runtime.paths import Place
+from md4_jax.runtime.stopping import stop_if_asked
 
 Judge = Callable[[Params], tuple[Experiment, Params]]
 
@@ -207,7 +208,10 @@ class Suite:
                 forgive(name, error)
             else:
                 failed = error
-        return result, agreed(failed, f"evals.{name}")
+        failed = agreed(failed, f"evals.{name}")
+        if failed is None:
+            stop_if_asked()
+        return result, failed
 
 
 def _joined(failed: Mapping[str, Exception]) -> Exception:

@@ -13,6 +13,7 @@ from md4_jax.evals.metrics import bits, perplexity
 from md4_jax.experiment import Experiment, drawn_classes
 from md4_jax.protocols import Batch, Params, UserError, batch_of
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
+from md4_jax.runtime.stopping import stop_if_asked
 
 # Lengths of batches are this number times a power of two, so that few programs are compiled.
 SHORTEST = 16
@@ -141,6 +142,7 @@ def score_rows(
     nats = np.zeros((repeats, 1 + max((row.text for row in rows), default=-1)))
     pads = takes_segments(experiment, params)
     for number, group in enumerate(_groups(rows, experiment, bound, pads)):
+        stop_if_asked()
         batch = _batch(experiment, group, bound.sequences(experiment), pads, label)
         for repeat in range(repeats):
             found = estimator.nats(params, batch, first + number * repeats + repeat)["nats"]

@@ -12,6 +12,7 @@ from md4_jax.options import SampleOptions
 from md4_jax.protocols import Array, Network, Params, Prompt
 from md4_jax.runtime.compiling import compile_ahead, jit
 from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
+from md4_jax.runtime.stopping import stop_if_asked
 from md4_jax.samplers.chain import SamplerStep
 from md4_jax.samplers.classifier import Guide
 from md4_jax.samplers.guidance import calls, guided, with_clean_prompt
@@ -134,6 +135,7 @@ def draw_samples(
     evaluations, seconds, paths, compiled = np.zeros(total, np.int64), 0.0, [], None
     for number, part in enumerate(windows(tokens.shape[1], window, options.stride)):
         for start in range(0, total, size):
+            stop_if_asked()
             rows = np.minimum(np.arange(start, start + size), total - 1)
             keys = row_keys(options.seed, number, np.arange(start, start + size))
             own = rows[local_rows(mesh, size)]

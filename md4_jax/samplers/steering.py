@@ -17,6 +17,7 @@ from md4_jax.protocols import Array, Denoiser, Network, Params, Prompt, UserErro
 from md4_jax.protocols.phrases import amount
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
+from md4_jax.runtime.stopping import stop_if_asked
 from md4_jax.samplers import loop
 from md4_jax.samplers.batches import Samples, context_of, row_keys
 from md4_jax.samplers.chain import Chain, SamplerStep
@@ -195,6 +196,7 @@ def _batch(
     looks, useful = np.zeros_like(stay), particles > 1 and steering.options.threshold > 0
     chain = programs.call("start", params, step, given)
     for first in range(count, 0, -every):
+        stop_if_asked()
         taken = min(every, first)
         now = (np.int32(first), np.int32(taken))
         chain = programs.call("steps", params, step, given, chain, parents, *now)

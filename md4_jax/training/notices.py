@@ -5,17 +5,19 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 
 from md4_jax.runtime.sharding import max_of_each
+from md4_jax.runtime.stopping import asking
 
 # Reason to stop when the time budget is spent; the other reasons are signal numbers above 1.
 BUDGET = 1
-# Seconds between two exchanges of several processes; each waits for the devices.
-PAUSE = 1.0
+# Seconds between two exchanges of several processes; each waits for the devices. In an evaluation
+# they are fewer, since its next batches may take much longer than those before.
+PAUSE, EVALUATION_PAUSE = 1.0, 0.25
 # Parts of a second in which they exchange the time of a run: int32 then holds four years.
 TICKS = 16
 
@@ -27,7 +29,7 @@ class Interrupted(BaseException):
 class Signals:
     """Records SIGTERM and Ctrl-C, to stop after the current step, and SIGHUP, to save.
 
-    With one process, SIGTERM and Ctrl-C also end an evaluation, see `interrupting`.
+    SIGTERM and Ctrl-C also end an evaluation, see `interrupting`.
 
     SIGHUP means that the terminal is gone, which is a reason to save but not to stop. If it was
     ignored before, as under nohup, it remains ignored.
@@ -36,7 +38,7 @@ class Signals:
     def __init__(self):
         self.number: int | None = None
         self.hung_up = False
-        self._interrupts = False
+        self._evaluates = False
         self._before = {n: signal.signal(n, self._note) for n in (signal.SIGTERM, signal.SIGINT)}
         if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
             self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._hang_up)
@@ -53,35 +55,70 @@ class Signals:
         self.number = number
         # The step may take long, and the first one is compiled. print is not signal-safe.
         name, when = signal.Signals(number).name, "after this step"
-        if self._interrupts:
-            when = "without the results of this evaluation, which is made again when it is resumed"
+        several = jax.process_count() > 1
+        if self._evaluates:
+            when = "after this batch or a few more, " if several else ""
+            when += "without the results of this evaluation, which is made again when it is resumed"
         said = (
             f"{name}: the run saves and stops {when}. A second signal stops it at once, without "
             "saving"
         )
         with contextlib.suppress(OSError):  # the terminal, or who reads a pipe, is gone
             os.write(2, f"\n{said}\n".encode())
-        if self._interrupts:
-            self._interrupts = False
+        if self._evaluates and not several:
+            self._evaluates = False
             raise Interrupted
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
         """Raises Interrupted within the block as soon as there is a signal that stops the run.
 
-        With several processes it has no effect: the others would wait for this one.
+        With several processes all raise it, at the same `stop_if_asked`, if any of them received a
+        signal: otherwise the others would wait for it. They exchange this about every
+        EVALUATION_PAUSE seconds.
         """
-        self._interrupts = jax.process_count() == 1
+        several = jax.process_count() > 1
+        self._evaluates = True
         try:
-            if self._interrupts and self.number is not None:
+            if not several and self.number is not None:
                 raise Interrupted
-            yield
+            meetings = Meetings(EVALUATION_PAUSE)
+            with asking(lambda: self._agree(meetings)) if several else contextlib.nullcontext():
+                yield
         finally:
-            self._interrupts = False
+            self._evaluates = False
+
+    def _agree(self, meetings: "Meetings") -> None:
+        if any(meetings.largest([self.number or 0]) or ()):
+            raise Interrupted
 
     def release(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+class Meetings:
+    """Exchanges numbers of several processes after some of their steps, the same on all.
+
+    About `pause` seconds lie between two exchanges. The number of steps between them is computed
+    from the time of the slowest process since the last one; it at most doubles each time.
+    """
+
+    def __init__(self, pause: float):
+        self._pause, self._met = pause, time.monotonic()
+        self._stride = self._left = 1
+
+    def largest(self, numbers: Sequence[int]) -> list[int] | None:
+        """Returns the largest value of each number; None if this step exchanges nothing."""
+        self._left -= 1
+        if self._left:
+            return None
+        taken = int(1000 * (time.monotonic() - self._met))
+        *found, taken = max_of_each([*numbers, taken])
+        self._met = time.monotonic()
+        fitting = int(1000 * self._pause * self._stride / max(taken, 1))
+        self._stride = self._left = max(1, min(fitting, 2 * self._stride))
+        return found
 
 
 class Notice(NamedTuple):
@@ -98,9 +135,7 @@ class Notice(NamedTuple):
 class Notices:
     """Decides after each step whether to stop or to save.
 
-    Several processes exchange their information about every PAUSE seconds, at the same steps. The
-    number of steps between two exchanges is computed from the time of the slowest process since the
-    last one; it at most doubles each time.
+    Several processes exchange their information about every PAUSE seconds, see `Meetings`.
 
     budget   seconds until the run stops; 0: none
     pause    seconds between saves; 0: any
@@ -110,9 +145,8 @@ class Notices:
 
     def __init__(self, signals: Signals, budget: float, pause: float, elapsed: float = 0.0):
         self._signals, self._budget, self._pause = signals, budget, pause
-        self._saved = self._met = time.monotonic()
-        self._began, self.elapsed = self._met - elapsed, elapsed
-        self._stride = self._left = 1
+        self._saved, self._meetings = time.monotonic(), Meetings(PAUSE)
+        self._began, self.elapsed = self._saved - elapsed, elapsed
 
     def left(self) -> float:
         """Returns the remaining seconds of the budget; infinity if there is none."""
@@ -132,12 +166,9 @@ class Notices:
         if jax.process_count() == 1:
             self.elapsed = elapsed
             return Notice(stop, save)
-        self._left -= 1
-        if self._left:
+        found = self._meetings.largest([stop, int(save), int(TICKS * elapsed)])
+        if found is None:
             return Notice()
-        taken, ticks = int(1000 * (now - self._met)), int(TICKS * elapsed)
-        stop, save, taken, ticks = max_of_each([stop, int(save), taken, ticks])
-        self._met, self.elapsed = time.monotonic(), ticks / TICKS
-        fitting = int(1000 * PAUSE * self._stride / max(taken, 1))
-        self._stride = self._left = max(1, min(fitting, 2 * self._stride))
+        stop, save, ticks = found
+        self.elapsed = ticks / TICKS
         return Notice(stop, bool(save))

@@ -7,6 +7,8 @@ driver.py kill-in-save STEP ARGUMENTS
     SIGKILL in the middle of the evaluation or of the save of that step
 driver.py signal-in-evaluation STEP ARGUMENTS
     SIGTERM in the evaluation of that step, which then takes a minute
+driver.py signal-in-batch BATCH ARGUMENTS
+    SIGTERM to process 1 in this batch of an evaluation, which must be the last one
 driver.py wait-in-evaluation STEP ARGUMENTS
     the final evaluation, of that step, takes a minute
 """
@@ -97,6 +99,18 @@ def signal_in_evaluation(fatal: int) -> None:
     Suite.run = signalled
 
 
+def signal_in_batch(fatal: int) -> None:
+    nats = Estimator.nats
+
+    def signalled(self, params, rows, index):
+        assert index <= fatal, f"batch {index} is computed"
+        if index == fatal and jax.process_index() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return nats(self, params, rows, index)
+
+    Estimator.nats = signalled
+
+
 def wait_in_evaluation(step: int) -> None:
     # Ignored by what a shell has started in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -114,6 +128,7 @@ HINDRANCES = {
     "kill-in-evaluation": kill_in_evaluation,
     "kill-in-save": kill_in_save,
     "signal-in-evaluation": signal_in_evaluation,
+    "signal-in-batch": signal_in_batch,
     "wait-in-evaluation": wait_in_evaluation,
 }
 

@@ -279,6 +279,21 @@ def test_a_signal_and_the_clock_need_no_line_of_the_log(start, tiny, tmp_path):
     assert saved(tmp_path)[-1] == step
 
 
+def test_a_signal_ends_an_evaluation_of_two(start, tiny, tmp_path, rows):
+    """One of them gets it in the second batch: no third one is computed, and the step is saved."""
+    words = ("evals.validation.every=2", "evals.validation.batch_size=8", "network.depth=1")
+    words += ("evals.validation.limit=0", "log.every=1")
+    arguments = ("--config", tiny, "--workdir", tmp_path, *(f"--config.{w}" for w in words))
+    address = f"--distributed=127.0.0.1:{free_port()},2"
+    driver = (tiny.with_name("driver.py"), "signal-in-batch", 1)
+    both = [start(*driver, *arguments, f"{address},{index}") for index in range(2)]
+    (out, first), (_, second) = (p.communicate(timeout=120) for p in both)
+    assert [p.returncode for p in both] == [128 + signal.SIGTERM] * 2, (first, second)
+    assert "SIGTERM: step 2 is saved in " in out and saved(tmp_path) == [2]
+    assert "after this batch or a few more, without the results of this evaluation" in second
+    assert not [row for row in rows(tmp_path) if "validation/nats_per_token" in row]
+
+
 @pytest.mark.campaign
 def test_one_of_four_stands_still(start, together, tiny, tmp_path):
     """The others end with a sentence once its time is up; two processes go on with the run."""

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+from md4_jax.runtime.stopping import stop_if_asked
 from md4_jax.training import notices
 from md4_jax.training.notices import BUDGET, Interrupted, Notice, Notices, Signals
 
@@ -221,7 +222,7 @@ def test_a_hang_up_that_is_ignored_stays_so():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_signal_ends_an_evaluation_of_one_process(monkeypatch):
+def test_a_signal_ends_an_evaluation_of_one_process():
     signals = Signals()
     try:
         with pytest.raises(Interrupted), signals.interrupting():
@@ -230,10 +231,38 @@ def test_a_signal_ends_an_evaluation_of_one_process(monkeypatch):
         assert signals.number == signal.SIGTERM
         with pytest.raises(Interrupted), signals.interrupting():
             pytest.fail("an evaluation begins")
-        monkeypatch.setattr(notices.jax, "process_count", lambda: 2)
-        ended = False
-        with signals.interrupting():
-            ended = True
-        assert ended
     finally:
         signals.release()
+
+
+@pytest.mark.parametrize(
+    "early, seconds, late", [(False, 1.0, 1), (False, 0.01, 25), (True, 1.0, 0)]
+)
+def test_a_signal_ends_an_evaluation_of_several_processes(early, seconds, late, play, clock):
+    """Before the same batch; one of them gets it, in the evaluation or before."""
+    both = [Signals(), Signals()]
+
+    def process(index):
+        own, batches = both[index], []
+        own.number = signal.SIGTERM if early and index else None
+        stop_if_asked()
+        try:
+            with own.interrupting():
+                for batch in range(200):
+                    stop_if_asked()
+                    batches.append(batch)
+                    clock.advance(seconds * (1.0 + 0.1 * index))
+                    own.number = signal.SIGTERM if index and batch == 100 else own.number
+        except Interrupted:
+            stop_if_asked()  # exchanges nothing
+            return batches
+        pytest.fail("the evaluation goes on")
+
+    try:
+        answers, exchanges = play(process)
+    finally:
+        for signals in reversed(both):
+            signals.release()
+    assert answers[0] == answers[1]
+    assert 0 <= len(answers[0]) - (0 if early else 101) < max(late, 1)
+    assert exchanges <= (15 if seconds == 0.01 else len(answers[0]) + 1)
