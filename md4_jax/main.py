@@ -50,7 +50,10 @@ def run(arguments: list[str]) -> int:
     again = command.again(flags, workdir, assignments)
     run = None if flags.config else workdir
     distributed.check_alike(_facts(flags, config))
-    call = modes.Call(config, workdir, again, flags.evals, run, flags.back, judging.FOREIGN)
+    call = modes.Call(
+        config, workdir, again, flags.evals, run, flags.back, judging.FOREIGN,
+        assigned=tuple(assignments),
+    )  # fmt: skip
     return modes.run(flags.mode, call)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from md4_jax.config import audits, beginnings, build, foreign, inputs, judging, runs
+from md4_jax.config import audits, beginnings, build, foreign, inputs, judging, runs, unused
 from md4_jax.config import load as config
 from md4_jax.config.command import OF_A_RUN
 from md4_jax.config.evaluators import readers, sizes_of_all, unknown_evaluator, with_kinds
@@ -49,6 +49,7 @@ class Call(NamedTuple):
     back     checkpoint to return to, a step or "best"; "": the newest
     others   reads models that are not runs, for evaluators; None: not supported
     one_budget  whether train.seconds limits all calls on the run together, as in a sweep
+    assigned  keys that the command line sets
     """
 
     config: dict[str, Any]
@@ -59,6 +60,7 @@ class Call(NamedTuple):
     back: str = ""
     others: judging.Foreign | None = None
     one_budget: bool = False
+    assigned: tuple[str, ...] = ()
 
 
 def train_mode(call: Call) -> int:
@@ -90,9 +92,10 @@ def eval_mode(call: Call) -> int:
 
     Each result is stored immediately, and is printed as JSON even if a later evaluator fails.
     """
-    asked = with_kinds(_config_of_run(call), call.evals)
+    kept = runs.config_of_run(call.workdir, call.config)
+    asked = with_kinds(call.config, call.evals)
     experiment, corpus = experiment_of(asked, call.workdir)
-    if config.moved(config.stored(call.workdir), call.config):
+    if config.moved(kept, call.config):
         runs.check_text(experiment, corpus, call.workdir)
     suite = _suite(experiment, call, corpus)
     names = call.evals or tuple(
@@ -103,6 +106,7 @@ def eval_mode(call: Call) -> int:
             raise unknown_evaluator(name, list(experiment.evals))
     if not names:
         raise UserError(f"no evaluator is final: give --evals, of {', '.join(experiment.evals)}")
+    unused.check("eval", kept, asked, call.assigned, names)
     sizes_of_all(suite, names)
     rows: list[dict[str, Any]] = []
 
@@ -120,7 +124,8 @@ def eval_mode(call: Call) -> int:
 
 def sample_mode(call: Call) -> int:
     """Writes and prints samples from a checkpoint, then their statistics as JSON."""
-    asked = _config_of_run(call)
+    kept, asked = runs.config_of_run(call.workdir, call.config), call.config
+    unused.check("sample", kept, asked, call.assigned)
     domain = stored_domain(call.workdir, asked["data"]["length"], foreign.load)
     experiment = build.experiment(asked, domain, workdir=call.workdir)
     experiment = experiment._replace(evals={**experiment.evals, "samples": DrawnSamples()})
@@ -229,16 +234,6 @@ def _open_workdir(experiment: Experiment, call: Call, workdir: Place) -> Iterato
 def _say(text: str) -> None:
     if jax.process_index() == 0:
         print(printable(text), flush=True)
-
-
-def _config_of_run(call: Call) -> dict[str, Any]:
-    """Returns the config; UserError if there is no run in workdir or its config differs."""
-    kept = config.stored(call.workdir)
-    if kept is None:
-        raise UserError(f"{call.workdir} holds no run: train one first with --workdir DIR")
-    check_links(call.workdir)
-    config.check_same(kept, call.config, call.workdir, config.OF_USE)
-    return call.config
 
 
 def _suite(experiment: Experiment, call: Call, corpus: Corpus | None = None) -> Suite:

@@ -16,7 +16,7 @@ from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError, updates_of
 from md4_jax.protocols.phrases import plus_minus
 from md4_jax.runtime.distributed import is_first
-from md4_jax.runtime.paths import Place, place
+from md4_jax.runtime.paths import Place, check_links, place
 from md4_jax.runtime.sharding import max_over_processes
 from md4_jax.runtime.tensors import is_folder
 from md4_jax.training import back, base
@@ -30,6 +30,19 @@ from md4_jax.training.writers import read_rows
 # Values of `sample` that read no file, for a run that only judges or initialises another one.
 NO_FILES = {"templates": "", "inpaint": "", "image_from": "", "mask": "", "box": ""}
 NO_FILES |= {"judge": "", "classifier": ""}
+
+
+def config_of_run(workdir: Place, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config of a run that is not trained further.
+
+    UserError if there is none in workdir, or if `asked` is the config of another run.
+    """
+    kept = config.stored(workdir)
+    if kept is None:
+        raise UserError(f"{workdir} holds no run: train one first with --workdir DIR")
+    check_links(workdir)
+    config.check_same(kept, asked, workdir, config.OF_USE)
+    return kept
 
 
 def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:

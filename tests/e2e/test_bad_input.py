@@ -364,6 +364,13 @@ def test_nothing_trained_yet(mode, tiny, tmp_path, refused, copy):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["eval", "sample"])
+def test_a_key_that_changes_nothing(mode, copy, refused):
+    message = refused("--workdir", copy, "--mode", mode, "--config.train.seconds=3")
+    assert f"train.seconds=3 changes nothing in --mode {mode}: it is for --mode train" in message
+
+
+@pytest.mark.slow
 def test_network_that_the_mesh_does_not_divide(tiny, tmp_path, start):
     """Both numbers, and no workdir that would then hold the wrong network to its config."""
     workdir = tmp_path / "run"
