@@ -17,11 +17,16 @@ from md4_jax.runtime.paths import Place, exists, place
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 MODES = {"L": 1, "RGB": 3}
+# Modes of other files -> the mode that holds the same colours, where no pixel is transparent.
+EQUAL = {"1": "L", "P": "RGB", "LA": "L", "RGBA": "RGB"}
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageFolder(ImageSource):
     """PNG and JPEG files below a directory, all grey or all RGB, 8 bits per channel.
+
+    Palettes are read as RGB, black and white as grey, and alpha channels are dropped if all pixels
+    are opaque: the colours stay the same.
 
     path        a directory of files, or of one folder per class; or a directory with the folders
                 train, validation (or val) and test, each of this form
@@ -120,8 +125,13 @@ class ImageFolder(ImageSource):
     def _roots(self) -> dict[str, Place]:
         """Returns {split: its directory}; without split folders, {"train": `path`}."""
         root = place(self.path, "data.path")
-        if not exists(root) or not root.is_dir():
+        if not exists(root):
             raise UserError(f"data.path: there is no directory {root}")
+        if not root.is_dir():
+            raise UserError(
+                f"data.path: {root} is a file, but data.name='images' reads a directory of images "
+                f"({', '.join(ENDINGS)})"
+            )
         return _splits(root) if exists(root / "train") else {"train": root}
 
     @functools.cached_property
@@ -184,15 +194,37 @@ def _image(path: Place, size: int) -> np.ndarray:
     """
     try:
         with path.open("rb") as file, Image.open(file) as image:
+            deep = any(";16" in str(tile[-1]) for tile in image.tile)  # RGB;16B becomes RGB
             image.load()
-            mode, values = image.mode, np.asarray(_square(image, size) if size else image)
+            plain = _plain(path, image, deep)
+            values = np.asarray(_square(plain, size) if size else plain)
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
         raise UserError(f"{path} cannot be read as an image: {error}") from error
-    if mode not in MODES:
-        raise UserError(
-            f"{path} has the mode {mode}: images must be grey (L) or RGB, 8 bits a channel"
-        )
-    return values.reshape(*values.shape[:2], MODES[mode])
+    return values.reshape(*values.shape[:2], MODES[plain.mode])
+
+
+def _plain(path: Place, image: Image.Image, deep: bool) -> Image.Image:
+    """Returns an image with the same colours in one of MODES; UserError if that is impossible.
+
+    deep: whether the file has 16 bits per channel
+    """
+    if deep or image.mode[:1] in "IF":
+        raise _other(path, "has 16 bits per channel, not 8", "-depth 8")
+    if image.has_transparency_data:
+        alpha = image.convert("RGBA").getchannel("A")
+        if alpha.getextrema()[0] < 255:
+            on_white = "-background white -alpha remove -alpha off"
+            raise _other(path, "has transparent pixels", on_white, "choose their background")
+    if image.mode in MODES:
+        return image
+    if image.mode not in EQUAL:
+        raise _other(path, f"is neither grey nor RGB, but {image.mode}", "-colorspace sRGB")
+    opaque = image.convert("RGBA") if image.mode == "P" else image  # which has no transparency
+    return opaque.convert(EQUAL[image.mode])
+
+
+def _other(path: Place, what: str, how: str, advice: str = "convert it first") -> UserError:
+    return UserError(f"{path} {what}: {advice}, such as by ImageMagick: magick mogrify {how} FILES")
 
 
 def _square(image: Image.Image, size: int) -> Image.Image:

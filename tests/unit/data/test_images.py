@@ -9,6 +9,7 @@ import struct
 import tarfile
 import types
 import zipfile
+from zlib import compress, crc32
 
 import autoencoder_folders
 import numpy as np
@@ -572,6 +573,53 @@ def test_grey_images_without_classes_and_jpeg(tmp_path):
     assert source.rows("all").context == {}
 
 
+def palette(path, colours=((9, 8, 7), (200, 100, 50)), **settings):
+    """Writes a PNG with a palette; the first row has its second colour."""
+    image = Image.new("P", (5, 4), 0)
+    image.putpalette([value for colour in colours for value in colour])
+    image.paste(1, (0, 0, 5, 1))
+    image.save(path, **settings)
+
+
+def sixteen_bits(path):
+    """Writes an RGB PNG with 16 bits per channel, which PIL reads as one with 8."""
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", crc32(name + data))
+
+    header, rows = struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0), b"\0" * 4 * (1 + 5 * 6)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", compress(rows)) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+
+
+def cmyk(path):
+    """Writes a JPEG, whatever the name says."""
+    with path.open("wb") as file:
+        Image.new("CMYK", (5, 4)).save(file, "JPEG")
+
+
+def test_colours_stay_those_of_files_with_a_palette_or_opaque_pixels(tmp_path):
+    folder = tmp_path / "images"
+    write(folder / "0.png", (9, 8, 7, 255), mode="RGBA")
+    palette(folder / "1.png")
+    palette(folder / "2.png", transparency=7)  # a colour without pixels
+    shown = pictures(ImageFolder(path=str(folder), validation=0, test=0), "all")
+    assert {tuple(x[-1, 0]) for x in shown} == {(9, 8, 7)}
+    first = sorted(tuple(x[0, 0]) for x in shown)
+    assert first == [(9, 8, 7), (200, 100, 50), (200, 100, 50)]
+    scaled = pictures(ImageFolder(path=str(folder), validation=0, test=0, size=2), "all")
+    # Colours are mixed, not their numbers.
+    assert all((9, 8, 7) <= tuple(x[0, 0]) < (200, 100, 50) for x in scaled)
+
+
+def test_black_and_white_is_grey(tmp_path):
+    write(tmp_path / "0.png", 1, mode="1")
+    write(tmp_path / "1.png", (9, 255), mode="LA")
+    source = ImageFolder(path=str(tmp_path), validation=0, test=0)
+    assert source.domain().shape == (4, 5, 1)
+    assert sorted(pictures(source, "all")[:, 0, 0, 0]) == [9, 255]
+
+
 @pytest.mark.parametrize(
     "change, words",
     [
@@ -580,8 +628,15 @@ def test_grey_images_without_classes_and_jpeg(tmp_path):
             "dog/3.PNG is 3 x 5 RGB, but .*cat/0.png is 4 x 5 RGB",
         ),
         (lambda p: write(p, 0, mode="L"), "dog/3.PNG is 4 x 5 grey, but .* is 4 x 5 RGB"),
-        (lambda p: write(p, 0, mode="RGBA"), "dog/3.PNG has the mode RGBA: .* grey .L. or RGB"),
-        (lambda p: write(p, 0, mode="P"), "dog/3.PNG has the mode P"),
+        (
+            lambda p: write(p, (1, 2, 3, 254), mode="RGBA"),
+            "dog/3.PNG has transparent pixels: choose their background, such as by .*-alpha remove",
+        ),
+        (lambda p: write(p, (1, 254), mode="LA"), "dog/3.PNG has transparent pixels"),
+        (lambda p: palette(p, transparency=1), "dog/3.PNG has transparent pixels"),
+        (lambda p: write(p, 9, mode="I;16"), "dog/3.PNG has 16 bits per channel, not 8: .*-depth"),
+        (sixteen_bits, "dog/3.PNG has 16 bits per channel, not 8: .*-depth 8"),
+        (cmyk, "dog/3.PNG is neither grey nor RGB, but CMYK: .*-colorspace sRGB"),
         (spoil(lambda raw: raw[:45]), "dog/3.PNG cannot be read as an image"),
         (spoil(lambda raw: b"text"), "dog/3.PNG cannot be read as an image"),
         (lambda p: (p.parents[1] / "cow").mkdir(), "cow is empty: the folder of a class must have"),
@@ -612,3 +667,6 @@ def test_a_directory_without_images(tmp_path):
         ImageFolder(path=str(tmp_path)).rows("train")
     with pytest.raises(UserError, match="data.path: there is no directory .*/none"):
         ImageFolder(path=str(tmp_path / "none")).rows("train")
+    (tmp_path / "one.png").touch()
+    with pytest.raises(UserError, match="data.path: .*one.png is a file, but .* a directory of im"):
+        ImageFolder(path=str(tmp_path / "one.png")).rows("train")
