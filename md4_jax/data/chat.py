@@ -185,7 +185,12 @@ def _environment(day: str) -> Any:
     except ImportError as error:
         raise UserError("chat templates need a package: pip install -e '.[chat]'") from error
     made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[
+            "jinja2.ext.loopcontrols",
+            "md4_jax.data.generation_blocks.GenerationBlocks",
+        ],
     )
     made.globals |= {
         "raise_exception": _refuse,

@@ -87,6 +87,22 @@ def test_templates_get_what_transformers_gives_them():
 
 
 @needs_jinja
+def test_blocks_that_mark_the_answer_for_transformers_are_rendered():
+    """As by its render_jinja_template, also their scope: what is set within is lost after them."""
+    made = form(
+        "{% set a = 1 %}\n"
+        "{% for m in messages %}\n"
+        "<{{ m.role }}>{% generation %}{% set a = 2 %}{{ m.content }}{{ a }}|{% endgeneration %}\n"
+        "    {% generation %}\n"
+        "  x\n"
+        "    {%- endgeneration %}\n"
+        "{% endfor %}{{ a }}"
+    )
+    said = [{"role": "user", "content": "<é>"}, {"role": "assistant", "content": "b"}]
+    assert made.render(said) == "<user><é>2|  x<assistant>b2|  x1"
+
+
+@needs_jinja
 def test_a_template_is_told_that_there_are_no_tools():
     """Undefined, they would not be none, and a template would list them."""
     made = form("{% if tools is not none or documents is not none %}[TOOLS]{% endif %}x")
