@@ -39,8 +39,8 @@ def run(arguments: list[str]) -> int:
         return _sweep(flags, assignments, workdir)
     if flags.mode == "import":
         return importing.run(flags.source, assignments, workdir, flags.adapters)
-    may_differ = bool(flags.back)  # the mode checks the differences
-    config = schema.load_config(flags.config, assignments, workdir, may_differ=may_differ)
+    # With --back the mode checks the differences.
+    config = schema.load_config(flags.config, assignments, workdir, may_differ=bool(flags.back))
     if workdir is None:
         if flags.mode in command.OF_A_RUN:
             raise UserError(f"--mode {flags.mode} needs the --workdir of a run")
@@ -50,11 +50,8 @@ def run(arguments: list[str]) -> int:
     again = command.again(flags, workdir, assignments)
     run = None if flags.config else workdir
     distributed.check_alike(_facts(flags, config))
-    call = modes.Call(
-        config, workdir, again, flags.evals, run, flags.back, judging.FOREIGN,
-        assigned=tuple(assignments),
-    )  # fmt: skip
-    return modes.run(flags.mode, call)
+    call = modes.Call(config, workdir, again, flags.evals, run, flags.back, judging.FOREIGN)
+    return modes.run(flags.mode, call._replace(assigned=tuple(assignments)))
 
 
 def _sweep(flags: argparse.Namespace, said: dict[str, str], folder: Place) -> int:

@@ -1,6 +1,7 @@
 """Block of chat templates around the assistant's tokens, an extension of Jinja by transformers."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from jinja2 import nodes, parser
 from jinja2.ext import Extension
@@ -13,7 +14,7 @@ class GenerationBlocks(Extension):
     all templates in the same way.
     """
 
-    tags = {"generation"}
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: parser.Parser) -> nodes.Node:
         line = next(parser.stream).lineno
