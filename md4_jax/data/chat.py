@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import functools
 import json
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
@@ -29,11 +30,13 @@ class Chat:
               `add_generation_prompt`, the tokens, and `tools` and `documents`, which are none
     tokens    text of each special token by its name: bos_token, eos_token, ...
     day       date that the template gets as today's, such as 2026-01-31; "": the current date
+    file      where the template comes from, for errors; "": unknown
     """
 
     template: str
     tokens: Mapping[str, str]
     day: str = ""
+    file: str = dataclasses.field(default="", compare=False)
 
     @classmethod
     def of_folder(cls, folder: Place) -> Union["Chat", None]:
@@ -43,18 +46,21 @@ class Chat:
         if isinstance(template, list):  # several named templates
             named = {entry["name"]: entry["template"] for entry in template}
             template = named.get("default")
-        if (folder / TEMPLATE).exists():
-            template = (folder / TEMPLATE).read_text(encoding="utf-8")
+        if not isinstance(template, str | None):
+            raise UserError(f"{folder / TOKENS} is damaged: its 'chat_template' must be text")
+        file = folder / (TEMPLATE if (folder / TEMPLATE).exists() else TOKENS)
+        if file.name == TEMPLATE:
+            template = _text_of(file)
         if not template:
             return None
-        return cls(template, _tokens(folder))
+        return cls(template, _tokens(folder), file=str(file))
 
     @classmethod
     def of_path(cls, path: Place) -> Union["Chat", None]:
         """Reads a folder like `of_folder`, or a template file with the tokens from its folder."""
         if not path.is_file():
             return cls.of_folder(path)
-        return cls(path.read_text(encoding="utf-8"), _tokens(path.parent))
+        return cls(_text_of(path), _tokens(path.parent), file=str(path))
 
     @classmethod
     def kept(cls, folder: Place) -> Union["Chat", None]:
@@ -74,7 +80,7 @@ class Chat:
             _noon(day)
         except (TypeError, ValueError) as error:
             raise UserError(f"{folder / FILE} is damaged: its date 'day' is {day!r}") from error
-        return cls(template, tokens, day)
+        return cls(template, tokens, day, str(folder / FILE))
 
     def keep(self, folder: Place) -> None:
         """Writes the file that `kept` reads, atomically."""
@@ -118,8 +124,11 @@ class Chat:
         except UserError:
             raise
         except Exception as error:  # the template may fail in any way
+            where = f"the chat template{f' in {self.file}' if self.file else ''}"
+            if line := _line(error):
+                where = f"line {line} of {where}"
             said = f"{type(error).__name__}: {error}"
-            raise UserError(f"the chat template cannot be filled in: {said}") from error
+            raise UserError(f"{where} cannot be filled in: {said}") from error
 
     def prompt(self, messages: Messages) -> str:
         """Returns the prompt of an answer: the text of the conversation up to it.
@@ -200,6 +209,16 @@ def _environment(day: str) -> Any:
     return made
 
 
+def _line(error: Exception) -> int:
+    """Returns the line of a template at which filling it in failed; 0 if it is not known."""
+    frames = [
+        line
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_filename == "<template>"  # Jinja sets it, with lines of the template
+    ]
+    return getattr(error, "lineno", None) or (frames[-1] if frames else 0)
+
+
 def _refuse(said: str) -> None:
     """Raises the error that a template reports about its messages."""
     raise UserError(f"the chat template refuses the messages: {said}")
@@ -230,6 +249,13 @@ def _text(token: Any) -> str | None:
     """Returns the text of a special token, given as text or as a dict with it."""
     found = token.get("content") if isinstance(token, dict) else token
     return found if isinstance(found, str) else None
+
+
+def _text_of(file: Place) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not text in UTF-8: {error}") from error
 
 
 def _json(file: Place) -> dict[str, Any]:

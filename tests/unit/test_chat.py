@@ -94,12 +94,12 @@ def test_blocks_that_mark_the_answer_for_transformers_are_rendered():
         "{% for m in messages %}\n"
         "<{{ m.role }}>{% generation %}{% set a = 2 %}{{ m.content }}{{ a }}|{% endgeneration %}\n"
         "    {% generation %}\n"
-        "  x\n"
+        "  x{{ a }}\n"
         "    {%- endgeneration %}\n"
-        "{% endfor %}{{ a }}"
+        "{% endfor %}"
     )
     said = [{"role": "user", "content": "<é>"}, {"role": "assistant", "content": "b"}]
-    assert made.render(said) == "<user><é>2|  x<assistant>b2|  x1"
+    assert made.render(said) == "<user><é>2|  x1<assistant>b2|  x1"
 
 
 @needs_jinja
@@ -347,6 +347,42 @@ def test_a_folder_of_its_own_layout(tmp_path):
     (tmp_path / "chat.json").write_text('{"template": "x", "tokens": {"bos_token": 3}}')
     with pytest.raises(UserError, match="chat.json is damaged"):
         Chat.kept(where)
+
+
+@needs_jinja
+@pytest.mark.parametrize(
+    "template, line, said",
+    [
+        ("a\n\n{% for %}", 3, "TemplateSyntaxError"),
+        ("a\n{{ messages.append(1) }}", 2, "SecurityError"),
+        ("{% for m in messages %}\n{{ m.content + 1 }}{% endfor %}\n\n", 2, "TypeError"),
+        ("{% macro f(x) %}\n\n{{ x + 1 }}{% endmacro %}\n{{ f('') }}", 3, "TypeError"),
+    ],
+)
+def test_an_error_of_a_template_names_its_file_and_line(template, line, said, tmp_path):
+    where = Place(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    chats = {"tokenizer_config.json": Chat.of_folder(where)}
+    (tmp_path / "chat_template.jinja").write_text(template)
+    chats["chat_template.jinja"] = Chat.of_folder(where)
+    (tmp_path / "other.jinja").write_text(template)
+    chats["other.jinja"] = Chat.of_path(where / "other.jinja").dated()
+    chats["other.jinja"].keep(where)
+    chats["chat.json"] = Chat.kept(where)
+    for name, made in chats.items():
+        words = f"^line {line} of the chat template in .*/{name} cannot be filled in: {said}: "
+        with pytest.raises(UserError, match=words):
+            made.render(TALK)
+
+
+def test_a_template_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": {"default": "d"}}')
+    with pytest.raises(UserError, match="tokenizer_config.json is damaged: its 'chat_template' mu"):
+        Chat.of_folder(Place(tmp_path))
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    (tmp_path / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match="chat_template.jinja is not text in UTF-8: "):
+        Chat.of_folder(Place(tmp_path))
 
 
 def test_special_tokens_in_a_file_of_their_own(tmp_path):
