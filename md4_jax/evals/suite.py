@@ -1,5 +1,6 @@
 """Evaluators of an experiment, to run on its parameters."""
 
+import functools
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from md4_jax.evals.context import Context, OnBatches, RunOf, of_first_alone
 from md4_jax.experiment import Experiment, drawn_classes
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.distributed import agreed, of_all
-from md4_jax.runtime.errors import cause
+from md4_jax.runtime.errors import cause, name_sizes
 from md4_jax.runtime.paths import Place
 from md4_jax.runtime.stopping import stop_if_asked
 
@@ -202,6 +203,7 @@ class Suite:
         try:
             result = self._experiment.evals[name].run(self._experiment, params, context)
         except Exception as error:
+            name_sizes(error, functools.partial(_sizes, name, self._experiment))
             if jax.process_count() > 1 and not of_first_alone(error):
                 raise
             if forgive is not None and cause(error) is not None:
@@ -212,6 +214,18 @@ class Suite:
         if failed is None:
             stop_if_asked()
         return result, failed
+
+
+def _sizes(name: str, experiment: Experiment) -> list[str]:
+    """Returns the keys of an evaluator that determine its memory, with their values."""
+    evaluator, found = experiment.evals[name], []
+    if hasattr(evaluator, "length_of"):
+        key, length = evaluator.length_of(experiment)
+        found += [f"evals.{name}.{key}={length}"] if key else []
+    if hasattr(evaluator, "batch_size"):
+        size = evaluator.batch_size or experiment.train.batch_size
+        found += [f"evals.{name}.batch_size={size}"] if size > 1 else []
+    return found
 
 
 def _joined(failed: Mapping[str, Exception]) -> Exception:

@@ -2,7 +2,7 @@
 
 import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
@@ -31,10 +31,8 @@ def said(workdir: Place, *, resumes: bool = True) -> Iterator[None]:
     """
     try:
         yield
-    except MemoryError as error:
-        raise _memory(error) from error
-    except jax.errors.JaxRuntimeError as error:
-        if not _is_exhausted(error):
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not _is_memory(error):
             raise
         raise _memory(error) from error
     except OSError as error:
@@ -59,7 +57,7 @@ def cause(error: Exception) -> str | None:
     """
     if isinstance(error, UserError):
         return str(error)
-    if isinstance(error, MemoryError) or _is_exhausted(error):
+    if _is_memory(error):
         return str(_memory(error))
     if not isinstance(error, OSError):
         return None
@@ -68,8 +66,16 @@ def cause(error: Exception) -> str | None:
     return f"{_of_system(error)}: {_remedy(error)}"
 
 
-def _is_exhausted(error: Exception) -> bool:
-    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+def name_sizes(error: Exception, sizes: Callable[[], Sequence[str]]) -> None:
+    """Adds what may be reduced, such as "evals.test.batch_size=64", to an error of the memory."""
+    if _is_memory(error):
+        error.sizes = sizes()
+
+
+def _is_memory(error: Exception) -> bool:
+    is_exhausted = "RESOURCE_EXHAUSTED" in str(error)
+    of_devices = isinstance(error, jax.errors.JaxRuntimeError) and is_exhausted
+    return isinstance(error, MemoryError) or of_devices
 
 
 def _of_system(error: OSError) -> str:
@@ -82,4 +88,6 @@ def _remedy(error: OSError) -> str:
 
 def _memory(error: Exception) -> UserError:
     first = (str(error).strip().splitlines() or ["no details"])[0][:200]
-    return UserError(f"there is not enough memory ({first}): {SMALLER}")
+    sizes = " or ".join(getattr(error, "sizes", ()))
+    smaller = f"reduce {sizes}, or the size of the network" if sizes else SMALLER
+    return UserError(f"there is not enough memory ({first}): {smaller}")

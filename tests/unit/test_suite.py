@@ -18,7 +18,7 @@ from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.ngrams import NGramModels
 from md4_jax.evals.suite import Suite, failure_text
 from md4_jax.protocols import UserError
-from md4_jax.runtime import distributed
+from md4_jax.runtime import distributed, errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,6 +231,34 @@ def test_what_is_no_fault_of_the_program():
     assert forgiven == {"0": memory, "1": nameless}
     assert failure_text("0", memory).startswith("evals.0: there is not enough memory (RESOURCE_EXH")
     assert failure_text("1", nameless) == "evals.1: OSError: read timed out"
+
+
+@dataclasses.dataclass(frozen=True)
+class Exhausting(Fails):
+    """An evaluator whose sequences do not fit into memory."""
+
+    batch_size: int = 8
+    length: int = 9000
+
+    def length_of(self, experiment):
+        return ("length", self.length) if self.length else ("", 64)
+
+
+@pytest.mark.parametrize(
+    "sizes, said",
+    [
+        ({}, "reduce evals.a.length=9000 or evals.a.batch_size=8, or the size of the network"),
+        ({"batch_size": 1}, "reduce evals.a.length=9000, or the size of the network"),
+        ({"length": 0}, "reduce evals.a.batch_size=8, or the size of the network"),
+        ({"batch_size": 1, "length": 0}, "reduce train.batch_size, evals.NAME.batch_size or"),
+    ],
+)
+def test_too_little_memory_names_the_sizes_of_the_evaluator(sizes, said, tmp_path):
+    error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+    run = suite_of({"a": Exhausting(error=error, **sizes)}).run(["a"], 1.5, 7, print)
+    with pytest.raises(UserError) as raised, errors.said(tmp_path):
+        list(run)
+    assert str(raised.value).startswith(f"there is not enough memory ({error}): {said}")
 
 
 def test_the_sizes_are_of_what_the_evaluators_read():
