@@ -19,7 +19,7 @@ from md4_jax.evals.context import Context, check_sizes, first_alone
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.protocols import Params, UserError
-from md4_jax.runtime.paths import place, replace
+from md4_jax.runtime.paths import exists, place, replace
 
 FILE = "zero_shot.json"
 # Set -> (keys of the section `data`, split): documents and splits as in MDLM's evaluation.
@@ -145,11 +145,8 @@ class ZeroShot:
 
         key: config key of the evaluator, for the error
         """
-        if self.path and place(self.path, f"{key}.path").is_file():
-            raise UserError(
-                f"{key}.path={self.path} is a file, but must be a folder with one folder for each "
-                f"of {key}.sets, such as {self.path}/{next(iter(self.chosen))}"
-            )
+        if self.path:
+            self._check_path(key)
         found = {name: corpus_of(self._changes(name)) for name in self.chosen}
         for name, corpus in found.items():
             split = self._bound(name).split
@@ -159,6 +156,21 @@ class ZeroShot:
                 where = f"{name} in {self.path}/{name}" if self.path else name
                 raise UserError(f"{key}: {where}: {_said(error, key, name, split)}") from error
         return found
+
+    def _check_path(self, key: str) -> None:
+        """Raises UserError for a path that is no folder with a folder for each set."""
+        root, names = place(self.path, f"{key}.path"), self.chosen
+        wrong = "is a file" if root.is_file() else "" if exists(root) else "was not found"
+        if wrong:
+            raise UserError(
+                f"{key}.path={self.path} {wrong}: it must be a folder with one folder for each of "
+                f"{key}.sets, such as {self.path}/{names[0]}"
+            )
+        if missing := [name for name in names if not exists(root / name)]:
+            raise UserError(
+                f"{key}.path={self.path} has no folder {' and none '.join(missing)}: put the files "
+                f"of each set into a folder of its name, or remove it from {key}.sets"
+            )
 
     def _changes(self, name: str) -> dict[str, Any]:
         """Returns the keys of the section `data` that differ from the run's."""

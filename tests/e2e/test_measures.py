@@ -94,7 +94,7 @@ def test_zero_shot(run, refused, own, tiny, tmp_path):
     assert "choose another split by evals.zero_shot.split" in said
     file = tmp_path / "ptb" / "ptb.valid.txt"
     said = refused(*at, f"--config.evals.zero_shot.path={file}")
-    assert f"evals.zero_shot.path={file} is a file, but must be a folder" in said
+    assert f"evals.zero_shot.path={file} is a file: it must be a folder" in said
     assert "sets contains the unknown name 'c4'" in refused(*at, "--config.evals.zero_shot.sets=c4")
     none = refused(*at, "--config.evals.zero_shot.sets=")
     assert "evals.zero_shot.sets='' must name at least one of lambada" in none

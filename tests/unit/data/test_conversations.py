@@ -564,9 +564,16 @@ def test_zero_shot_advises_what_helps_against_each_error(tmp_path, monkeypatch):
     monkeypatch.setenv("MD4_JAX_CACHE", str(tmp_path / "cache"))
     add = "Add its file, remove ptb from evals.z.sets, or choose another split by evals.z.split"
     start, nothing = f"evals.z: ptb in {tmp_path}/ptb: ", "has 0 tokens. "
+    nowhere = str(tmp_path / "none")
+    assert zero_shot_error(Bytes(), nowhere).startswith(
+        f"evals.z.path={nowhere} was not found: it must be a folder with one folder for each of "
+        f"evals.z.sets, such as {nowhere}/ptb"
+    )
+    missing = zero_shot_error(Bytes(), str(tmp_path))
+    assert missing.startswith(f"evals.z.path={tmp_path} has no folder ptb: put the files")
+    (tmp_path / "ptb").mkdir()
     missing = zero_shot_error(Bytes(), str(tmp_path))
     assert missing == f"{start}the validation split {nothing}{add}"
-    (tmp_path / "ptb").mkdir()
     (tmp_path / "ptb" / "ptb.valid.txt").write_text(" they fell \n")
     assert zero_shot_error(Bytes(), str(tmp_path), split="test") == (
         f"{start}the test split {nothing}{add}"
