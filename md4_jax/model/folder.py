@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,10 +25,24 @@ from md4_jax.protocols.phrases import amount
 from md4_jax.runtime import tensors
 from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.errors import cause
-from md4_jax.runtime.paths import Place, replace
+from md4_jax.runtime.paths import Place, place, replace
 from md4_jax.runtime.sharding import max_over_processes, path_name, to_host
 
 CARD = "README.md"
+
+
+def named(path: Any) -> Place:
+    """Returns the folder that a user names to write to; UserError if it is empty or no path."""
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(
+            f"the folder to write to must be text or a Path, not {path!r}: give one, such as "
+            "'models/mine'"
+        )
+    if not str(path).strip():  # it would mean the current directory
+        raise UserError(
+            "the name of the folder to write to is empty: give one, such as 'models/mine'"
+        )
+    return place(path, "the folder")
 
 
 def check_empty(folder: Place) -> None:

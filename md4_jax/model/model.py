@@ -257,7 +257,7 @@ class Model(pickling.Unpickled):
 
         merged: whether adapters are merged into the matrices instead of written separately.
         """
-        where = place(path, "the folder")
+        where = folder.named(path)
         folder.write(without_adapters(self) if merged else self, where)
         return where
 
@@ -267,7 +267,7 @@ class Model(pickling.Unpickled):
         Adapters are merged into the weight matrices. With adapters=True, only the adapters are
         written, in PEFT's layout. base: folder or USER/NAME of their base; "": the published one.
         """
-        where = place(path, "the folder")
+        where = folder.named(path)
         if adapters:
             return peft_writing.write(self, where, base)
         return folder.export(self, where)

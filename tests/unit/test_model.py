@@ -323,6 +323,24 @@ def test_saved_and_loaded_it_draws_the_same_samples(mdlm, tmp_path):
     assert np.array_equal(mdlm.logits(TOKEN), model.logits(TOKEN))
 
 
+@pytest.mark.parametrize(
+    "path, said",
+    [
+        ("", "the name of the folder to write to is empty: give one"),
+        (" ", "the name of the folder to write to is empty: give one"),
+        (None, "the folder to write to must be text or a Path, not None: give one"),
+        (b"a", "the folder to write to must be text or a Path, not b'a': give one"),
+    ],
+)
+def test_a_folder_without_a_name_is_refused(path, said, mdlm, tmp_path, monkeypatch):
+    """The empty name would mean the current directory."""
+    monkeypatch.chdir(tmp_path)
+    for write in (mdlm.save, mdlm.export):
+        with pytest.raises(UserError, match=said):
+            write(path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_saved_can_be_split_over_files(mdlm, tmp_path, monkeypatch):
     monkeypatch.setattr(tensors.write, "__defaults__", (50_000,))
     folder = mdlm.save(tmp_path / "saved")
