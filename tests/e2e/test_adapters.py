@@ -124,13 +124,14 @@ def test_the_base_of_another_run_is_refused(tuned, published, tmp_path):
 def test_evaluation_and_samples_of_a_run(tuned, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(tuned, run)
+    few = flags({"sample.steps": 2, "sample.num": 1})
     same = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
     for dtype in ("bfloat16", "float32"):
-        asked = flags({"network.parameters": dtype, "sample.steps": 2, "sample.num": 1})
+        asked = flags({"network.parameters": dtype})
         assert main.run(["--workdir", str(run), "--mode", "eval", *asked]) == 0
         found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
         assert found["nats_per_token"] == pytest.approx(same[0]["nats_per_token"], rel=1e-6)
-        assert main.run(["--workdir", str(run), "--mode", "sample", *asked]) == 0
+        assert main.run(["--workdir", str(run), "--mode", "sample", *asked, *few]) == 0
     with pytest.raises(UserError, match="network.parameters: 'bfloat16' in the workdir, 'float32'"):
         main.run(["--workdir", str(run), *flags({"network.parameters": "float32"})])
 
