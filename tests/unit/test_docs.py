@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from configs.families import FAMILIES
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -90,6 +92,26 @@ def test_every_page_of_docs_can_be_reached_from_the_readme():
             if name.endswith(".md") and not re.match(r"[a-z]+:", name)
         ]
     assert set((ROOT / "docs").rglob("*.md")) - seen == set()
+
+
+@pytest.mark.parametrize(
+    "page, heading",
+    [
+        ("README.md", "## What it trains"),
+        ("docs/index.md", "## Families"),
+        ("docs/choose_a_family.md", "# Choose a family"),
+        ("docs/objectives.md", "# Objectives"),
+    ],
+)
+def test_a_list_of_the_families_has_each(page, heading):
+    """Each page of a family, and in the README each name of configs/families.py."""
+    text = (ROOT / page).read_text()
+    level = heading.partition(" ")[0]
+    (section,) = re.findall(rf"^{heading}\n(.*?)(?=^{level} |\Z)", text, flags=re.M | re.S)
+    own = {path.stem for path in (ROOT / "docs" / "families").glob("*.md")} - {"notation"}
+    assert own - set(re.findall(r"families/(\w+)\.md", section)) == set()
+    if page == "README.md":
+        assert set(FAMILIES) - set(re.findall(r"`(\w+)`", section)) == set()
 
 
 def test_commands_name_files_that_exist():
