@@ -178,9 +178,10 @@ class Binding(NamedTuple):
         def around(
             z: Array, t: Array, begin: Array | int, cache: Surroundings | None
         ) -> tuple[Array, Surroundings]:
+            begin = jnp.broadcast_to(jnp.asarray(begin), len(z))
             if cache is None:
                 cache = Surroundings(*empty_cache(*z.shape)[:2], begin)
-            cache = cache._replace(begin=jnp.asarray(begin))
+            cache = cache._replace(begin=begin)
             inputs = (z, t, cache, label, context.get("segments"))
             return self.module.apply(variables, *inputs, method="append_block")
 

@@ -87,7 +87,8 @@ class Surroundings(NamedTuple):
     """Keys and values, before rotation, of all tokens of a text, for queries from a window.
 
     keys, values  [..., B, L, H, Dh], of one layer or of all
-    begin         int32 [], position of the window's first token
+    begin         int32 [B], position of each window's first token. A window may extend beyond its
+                  text: what is read there is not written
     """
 
     keys: Array
@@ -97,7 +98,7 @@ class Surroundings(NamedTuple):
     @property
     def first(self) -> Array:
         """Position of the window's first token."""
-        return self.begin
+        return self.begin[:, None]
 
     def attend(
         self,
@@ -114,9 +115,9 @@ class Surroundings(NamedTuple):
 
         segments  int32 [B, L]: a token sees only tokens of its own segment
         """
-        keys, values, begin = self.append(*own)
-        rows, count, heads, _ = query.shape
-        places = jnp.broadcast_to(begin + jnp.arange(count), (rows, count))
+        keys, values, _ = self.append(*own)
+        _, count, heads, _ = query.shape
+        places = jnp.clip(self.first + jnp.arange(count), 0, keys.shape[1] - 1)
         query = rotate(query, places, length=keys.shape[1], rope=rope)
         keys, values = (for_queries(x, heads) for x in (rotate(keys, rope=rope), values))
         mask = None
@@ -127,9 +128,12 @@ class Surroundings(NamedTuple):
 
     def append(self, keys: Array, values: Array) -> "Surroundings":
         """Writes the window's keys and values [..., B, P, H, Dh] at their positions."""
-        put = jax.lax.dynamic_update_slice_in_dim
+        length, count = self.keys.shape[-3], keys.shape[-3]
+        places = self.first + jnp.arange(count)
+        places = jnp.where(places < 0, length, places)  # negative ones would count from the end
+        row = jnp.arange(len(places))[:, None]
         found = (
-            put(old, new, self.begin, axis=-3)
+            old.at[..., row, places, :, :].set(new, mode="drop")
             for old, new in zip((self.keys, self.values), (keys, values), strict=True)
         )
         return Surroundings(*found, self.begin)

@@ -50,7 +50,9 @@ def places_from(length: int, first: Array, segments: Array | None, most: int = 0
     """
     index = jnp.maximum(first + jnp.arange(length), 0)
     if segments is not None:
-        index = jnp.take(places(segments.shape[1], segments), index, axis=1)
+        rows, last = len(segments), segments.shape[1] - 1
+        index = jnp.broadcast_to(jnp.minimum(index, last), (rows, length))
+        index = jnp.take_along_axis(places(last + 1, segments), index, axis=1)
     return jnp.minimum(index, most - 1) if most else index
 
 

@@ -93,13 +93,15 @@ def shifted_blocks(blocks: Blockwise, segments: Array | None) -> Blockwise:
             return _moved(h, h, segments), (found, z)
         others, tokens = cache
         rows, count = z.shape
-        text = jax.lax.dynamic_update_slice_in_dim(tokens, z, begin, axis=1)
-        since = jnp.maximum(jnp.asarray(begin) - (not known), 0)
-        size = min(count + (not known), tokens.shape[1])
-        window = jax.lax.dynamic_slice_in_dim(text, since, size, axis=1)
-        h, found = blocks.around(window, t, since, others)
-        places = jnp.broadcast_to(begin + jnp.arange(count), (rows, count))
-        index = jnp.maximum(_before(segments, places) - since, 0)
+        begin = jnp.broadcast_to(jnp.asarray(begin), rows)[:, None]
+        places = begin + jnp.arange(count)
+        inside = jnp.where(places < 0, tokens.shape[1], places)  # not counted from the end
+        text = tokens.at[jnp.arange(rows)[:, None], inside].set(z, mode="drop")
+        since, last = begin - (not known), tokens.shape[1] - 1
+        asked = since + jnp.arange(count + (not known))
+        window = jnp.take_along_axis(text, jnp.clip(asked, 0, last), axis=1)
+        h, found = blocks.around(window, t, since[:, 0], others)
+        index = jnp.maximum(_before(segments, jnp.clip(places, 0, last)) - since, 0)
         return jnp.take_along_axis(h, index[..., None], axis=1), (found, text)
 
     return own._replace(append_block=append_block, around=blocks.around and around)

@@ -38,12 +38,15 @@ def test_a_window_among_its_own_text_has_the_features_of_the_whole(options, segm
     whole = denoiser.features(Z, T)
     h, cache = denoiser.blocks.around(Z, T, 0, None)
     np.testing.assert_allclose(h, whole, atol=1e-5)
-    for begin in (0, 4, 9):
-        part = slice(begin, begin + P)
-        h, again = denoiser.blocks.around(Z[:, part], T, begin, cache)
-        np.testing.assert_allclose(h, whole[:, part], atol=1e-5)
+    for begin in ([0, 0], [4, 4], [9, 9], [3, 8], [-1, 10]):  # the last extend beyond the text
+        places = np.array(begin)[:, None] + np.arange(P)
+        inside, row = (places >= 0) & (places < L), np.arange(2)[:, None]
+        z = jnp.where(inside, Z[row, places.clip(0, L - 1)], 4)
+        h, again = denoiser.blocks.around(z, T, jnp.array(begin), cache)
+        expected = whole[row, places.clip(0, L - 1)]
+        np.testing.assert_allclose(h[inside], expected[inside], atol=1e-5)
         for kept, found in zip(*map(jax.tree.leaves, (cache, again)), strict=True):
-            if kept.ndim:  # all but the place of the window
+            if kept.ndim > 1:  # all but the places of the windows
                 np.testing.assert_allclose(kept, found, atol=1e-5)
 
 
