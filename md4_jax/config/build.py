@@ -227,13 +227,14 @@ def _loop(
     clean: bool,
 ):
     """Returns the function that runs the sampler: on the whole text, or block by block."""
-    block = sample.block or getattr(objective, "block", 0)
+    trained = getattr(objective, "block", 0)
+    block = sample.block or trained
     if not block:
         return loop.sample
     stop, window = Stop(ends, sample.min_entropy), sample.memory or data.length
     return Blocks(
         block, window, stop, sample.cached, sample.dual_cache, sample.next_token,
-        clean,
+        clean, anywhere=not trained,
     )  # fmt: skip
 
 

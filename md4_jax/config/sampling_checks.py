@@ -267,7 +267,7 @@ def _check_blocks(experiment: Experiment) -> None:
         )
     window = options.memory or experiment.data.length
     for key, size in (("sample.length", sample_length(experiment)), ("sample.memory", window)):
-        if size % block:
+        if size % block and not options.dual_cache:
             raise UserError(f"sample.block={block} must divide {key}={size}")
     if not isinstance(experiment.process, RevealsMasks | RedrawsUniformly):
         raise UserError(

@@ -116,8 +116,11 @@ class _Canvas:
     """
 
     def __init__(self, model: Any, experiment: Experiment):
-        self._model, self._block = model, sample_block(experiment)
-        blind = bool(self._block) and not experiment.sample.dual_cache
+        self._model, block = model, sample_block(experiment)
+        # Whether the first block begins where the prompt ends.
+        self._after = experiment.network.reads or getattr(experiment.loop, "anywhere", False)
+        blind = bool(block) and not experiment.sample.dual_cache
+        self._block = block if blind else 0  # with this cache the last block may be shorter
         self._ordered = blind or experiment.network.causal
         self._pads = self._ordered or takes_segments(experiment, model.params)
 
@@ -153,9 +156,7 @@ class _Canvas:
 
     def _prompt(self, ids: np.ndarray, size: int, length: int) -> Prompt:
         """Fixes the prompt and the padding; new tokens are free, up to the end of a block."""
-        # With these networks the first block begins where the prompt ends.
-        begins_after = self._model.experiment.network.reads
-        end = len(ids) + self._whole(size) if begins_after else self._whole(len(ids) + size)
+        end = len(ids) + self._whole(size) if self._after else self._whole(len(ids) + size)
         free = min(length, end)
         tokens, given = np.zeros(length, np.int32), np.ones(length, bool)
         tokens[: len(ids)] = ids
@@ -163,5 +164,5 @@ class _Canvas:
         return Prompt(tokens, given)
 
     def _whole(self, length: int) -> int:
-        """Rounds up to a multiple of the block size, if there are blocks."""
+        """Rounds up to a multiple of the block size, if all blocks must be whole."""
         return length + -length % self._block if self._block else length

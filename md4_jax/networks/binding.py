@@ -187,7 +187,10 @@ class Binding(NamedTuple):
 
         if o.causal:
             return Blockwise(None, empty_cache, append_block)
-        blocks = Blockwise(features, empty_cache, append_block, around)
+        blocks = Blockwise(
+            features, empty_cache, append_block, around,
+            beginning=lambda cache, first: cache._replace(begin=first),
+        )  # fmt: skip
         if o.causal_context:
             blocks = self._from_the_left(blocks, variables, context)
         if o.shifted:
@@ -207,10 +210,7 @@ class Binding(NamedTuple):
             module, segments = self.module.clone(options=causal), context.get("segments")
             return module.apply(variables, clean, t, segments, label, keys, method="features")
 
-        return blocks._replace(
-            around=None, read_block=read_block, reading=reading,
-            beginning=lambda cache, first: cache._replace(begin=first),
-        )  # fmt: skip
+        return blocks._replace(around=None, read_block=read_block, reading=reading, anywhere=True)
 
 
 def repeated(context: dict[str, Array], count: int) -> dict[str, Array]:

@@ -211,7 +211,8 @@ class Binding(NamedTuple):
             Accelerator(token_groups(), platform=self.platform),
             Blockwise(
                 in_blocks, empty, append_block, read_block=read, reading=reading,
-                beginning=lambda cache, first: cache._replace(begin=first), takes_begin=True,
+                beginning=lambda cache, first: cache._replace(begin=first), anywhere=True,
+                takes_begin=True,
             ),
             rebind,
             recall=partial(call, method="recall"),

@@ -64,8 +64,9 @@ class Blockwise(NamedTuple):
     empty_cache   (rows, window) -> a key-value cache that will hold `window` tokens
     append_block  (z [B, P], t [B], cache) -> (h [B, P, D], cache with z): one block that sees
                   itself and what the cache holds
-    around        (z [B, P], t [B], begin [], cache) -> (h [B, P, D], cache with z): a part of a
-                  text that also sees all other parts in the cache; None: z is the whole text.
+    around        (z [B, P], t [B], begin, cache) -> (h [B, P, D], cache with z): a part of a text,
+                  from begin, [] or [B], on, that also sees all other parts in the cache; None: z
+                  is the whole text. Positions of a part beyond its text are not seen.
                   Shifted networks also take a fifth argument, True if the first token of the part
                   is known, so that its features do not matter
     following     cache -> (h [B, D], bool []): the features of the next token, if the network
@@ -78,6 +79,7 @@ class Blockwise(NamedTuple):
                   for a network that reads clean tokens from left to right
     beginning     (cache, first [B]) -> the empty cache of texts that begin at these positions;
                   earlier ones are not attended to. None: all begin at 0
+    anywhere      whether blocks of the network may begin anywhere, after training in blocks too
     takes_begin   whether `features` takes begin=[B], where the first block begins
     """
 
@@ -90,6 +92,7 @@ class Blockwise(NamedTuple):
     read_blocks: Callable[[Array, Any, int], Any] | None = None
     reading: Callable[[Array, Array], Array] | None = None
     beginning: Callable[[Any, Array], Any] | None = None
+    anywhere: bool = False
     takes_begin: bool = False
 
     def read(self, clean: Array, t: Array, cache: Any) -> Any:

@@ -2,36 +2,57 @@
 
 import jax.numpy as jnp
 
-from md4_jax.protocols import Array, Denoiser, Prompt
+from md4_jax.protocols import Array, Blockwise, Denoiser, Prompt
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.paths import Parts
 
 
 def after_prompts(
-    denoiser: Denoiser, prompt: Prompt, block: int
+    denoiser: Denoiser, prompt: Prompt, block: int, *, whole: bool = False, anywhere: bool = False
 ) -> tuple[Denoiser, Prompt, Array | None]:
     """Returns (denoiser, prompt, shift [B]) of texts [B, N] whose blocks begin after the prompts.
 
     Texts are moved to the right by `shift`, so that each prompt ends where a block ends. Positions
-    before a text are masked out. If blocks cannot begin anywhere, nothing is moved and the shift is
-    None.
+    outside of a text are masked out. If blocks cannot begin anywhere, nothing is moved and the
+    shift is None.
+
+    whole     the network reads whole texts (`Blockwise.around`). It does not notice that they are
+              moved, and the last block of a text is shorter if the text ends within it
+    anywhere  the network was not trained in blocks, so that they may begin anywhere. Otherwise it
+              depends on the network
     """
     blocks, length = denoiser.blocks, prompt.tokens.shape[1]
-    if blocks.beginning is None:
+    if not (whole or blocks.anywhere or anywhere):
         return denoiser, prompt, None
     given = jnp.sum(jnp.cumprod(prompt.mask.astype(jnp.int32), axis=1), axis=1)
     shift = -given % block
-    place = jnp.arange(length + block) - shift[:, None]
+    # Enough for a text that is moved by block - 1.
+    place = jnp.arange(-(-(length + block - 1) // block) * block) - shift[:, None]
     inside = (place >= 0) & (place < length)
     tokens, mask = (_taken(jnp.asarray(x), jnp.clip(place, 0, length - 1)) for x in prompt)
     # No token is drawn before a text, nor in the last block of a text that was not moved.
-    mask = jnp.where(inside, mask, (place < 0) | (shift == 0)[:, None])
+    outside = True if whole else (place < 0) | (shift == 0)[:, None]
+    moved = Prompt(jnp.where(inside, tokens, 0), jnp.where(inside, mask, outside))
+    if whole:
+        return denoiser._replace(blocks=_unmoved(blocks, shift, length)), moved, shift
 
     def empty_cache(rows: int, window: int):
         return blocks.beginning(blocks.empty_cache(rows, window), shift)
 
-    within = denoiser._replace(blocks=blocks._replace(empty_cache=empty_cache))
-    return within, Prompt(jnp.where(inside, tokens, 0), mask), shift
+    return denoiser._replace(blocks=blocks._replace(empty_cache=empty_cache)), moved, shift
+
+
+def _unmoved(blocks: Blockwise, shift: Array, length: int) -> Blockwise:
+    """Returns the functions whose `around` is given moved texts, and reads them unmoved."""
+
+    def around(z: Array, t: Array, begin: Array, cache, *known: bool):
+        if cache is not None:
+            return blocks.around(z, t, begin - shift, cache, *known)
+        h, cache = blocks.around(_taken(z, shift[:, None] + jnp.arange(length)), t, 0, None)
+        place = jnp.clip(jnp.arange(z.shape[1]) - shift[:, None], 0, length - 1)
+        return jnp.take_along_axis(h, place[..., None], axis=1), cache
+
+    return blocks._replace(around=around)
 
 
 def moved_back(

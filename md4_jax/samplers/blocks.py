@@ -13,14 +13,13 @@ from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Prompt
 from md4_jax.samplers.alignment import after_prompts, moved_back
 from md4_jax.samplers.block_paths import parts_of, unreached, with_path
 from md4_jax.samplers.chain import Chain, SamplerStep
-from md4_jax.samplers.draw import probability
 from md4_jax.samplers.dual_cache import among, read_whole
+from md4_jax.samplers.first_tokens import with_first
 from md4_jax.samplers.given_blocks import read_prompt
 from md4_jax.samplers.guidance import with_clean_prompt
 from md4_jax.samplers.loop import Course, Frames, continued, put_prompt, start
 from md4_jax.samplers.paths import Parts
 from md4_jax.samplers.stops import Stop
-from md4_jax.samplers.transforms import Transform
 
 # Symbol of blocks that are not begun in a path, for noise without a mask.
 UNSEEN = -1
@@ -69,12 +68,15 @@ class Blocks:
                 block, except the first block, is the most likely token after the previous block,
                 at any temperature (Fast-dLLM v2, arXiv:2509.26328; Nemotron-Labs-Diffusion,
                 arXiv:2607.05722). The cache has its features, so it costs no network evaluation.
-                With dual_cache, which needs a shifted network, the token is that of the pass over
-                the whole text (Fast-dLLM's code for Dream)
+                With dual_cache, which needs a shifted network, the token is drawn like all others,
+                from the pass over the whole text (Fast-dLLM's code for Dream)
     clean_prompts  the network was trained on clean prompts: prompts within a block are not noised,
                 also with noise other than masks
+    anywhere    the network was not trained in blocks, so that they may begin anywhere
 
-    If the network lets blocks begin anywhere, the first one begins where the prompt ends.
+    In each text of a batch, the first block to be drawn begins where the prompt ends, with
+    dual_cache, with `anywhere`, and if a network in blocks lets them begin anywhere. Otherwise
+    blocks begin at multiples of `block`.
     """
 
     block: int
@@ -84,6 +86,7 @@ class Blocks:
     dual_cache: bool = False
     next_token: bool = False
     clean_prompts: bool = False
+    anywhere: bool = False
 
     def __call__(
         self,
@@ -96,11 +99,13 @@ class Blocks:
         prompt: Prompt,
         trace: int = 0,
     ) -> tuple[Chain, Parts | None]:
-        """Samples like `loop.sample`; the prompt is [B, N] with N a multiple of block.
+        """Samples like `loop.sample`; the prompt is [B, N].
+
+        Without dual_cache, N must be a multiple of block.
 
         The paths of the first `trace` sequences are returned block by block.
         """
-        denoiser, moved, shift = after_prompts(denoiser, prompt, self.block)
+        denoiser, moved, shift = self.placed(denoiser, prompt)
         text = self.begun(denoiser, process, moved, shift)
         course = Course(grid, keys, moved.tokens, trace)
         chain, parts = self._run(denoiser, process, step, text, moved, course)
@@ -141,6 +146,12 @@ class Blocks:
         chain = Chain(text.z, prompt.mask, text.confidence, text.evaluations)
         return chain, parts_of(frames, prompt, unseen) if trace else None
 
+    def placed(self, denoiser: Denoiser, prompt: Prompt) -> tuple[Denoiser, Prompt, Array | None]:
+        """Returns (denoiser, prompt, shift) of texts moved so that blocks begin at their places."""
+        return after_prompts(
+            denoiser, prompt, self.block, whole=self.dual_cache, anywhere=self.anywhere
+        )
+
     def begun(self, denoiser: Denoiser, process: Any, prompt: Prompt, shift: Array | None) -> Text:
         """Returns the texts before the first block is drawn, moved by `shift` or not at all."""
         z = jnp.where(prompt.mask, prompt.tokens, self._blank(process))
@@ -165,7 +176,9 @@ class Blocks:
         chain = start(process, step, part, keys)
         if self.next_token:
             of_next = self._next(denoiser.blocks, text.b, cache)
-            after = _with_next(denoiser, process, step.transform, chain, of_next)
+            # `start` splits these keys in two.
+            drawn = fold_keys(keys, 2) if self.dual_cache else None
+            after = with_first(denoiser, process, step.transform, chain, of_next, drawn)
             put = jnp.any(after.z != chain.z, axis=1) & self.dual_cache
             chain = after._replace(evaluations=chain.evaluations + put)
         return text._replace(cache=cache), chain
@@ -260,28 +273,6 @@ def _unless_given(
         return chain, jax.tree.map(lambda x, s: jnp.broadcast_to(x, s.shape), values, shapes)
 
     return jax.lax.cond(jnp.all(chain.prompt_mask), keep, draw, chain)
-
-
-def _with_next(
-    denoiser: Denoiser,
-    process: Any,
-    transform: Transform,
-    chain: Chain,
-    of_next: tuple[Array, Array],
-) -> Chain:
-    """Writes the most likely token to the first position of a block, if that is a mask.
-
-    of_next  (h [B, D], bool []), features of this token, and whether to write it
-    """
-    h, follows = of_next
-    logits = denoiser.unembed(h)
-    token = jnp.argmax(transform(logits), axis=-1).astype(chain.z.dtype)
-    put = follows & process.is_noise(chain.z[:, 0])
-    confidence = jnp.where(put, probability(logits, token), chain.confidence[:, 0])
-    return chain._replace(
-        z=chain.z.at[:, 0].set(jnp.where(put, token, chain.z[:, 0])),
-        confidence=chain.confidence.at[:, 0].set(confidence),
-    )
 
 
 def _block(x: Array, b: Array, block: int) -> Array:

@@ -261,4 +261,5 @@ def _blockwise(cond: Blockwise, uncond: Blockwise) -> Blockwise:
         following if cond.following and uncond.following else None,
         _if_both(of_both, cond.read_block, uncond.read_block),
         beginning=beginning if cond.beginning and uncond.beginning else None,
+        anywhere=cond.anywhere,
     )

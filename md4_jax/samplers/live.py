@@ -13,7 +13,6 @@ from md4_jax.protocols import Array, Denoiser, Network, Params, Prompt
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_shards, to_global, to_host
 from md4_jax.samplers import loop, reveal
-from md4_jax.samplers.alignment import after_prompts
 from md4_jax.samplers.batches import row_keys
 from md4_jax.samplers.blocks import Blocks, Text
 from md4_jax.samplers.chain import Chain, RevealsInOrder, SamplerStep, rounds_of
@@ -144,7 +143,7 @@ class Live:
         if self._clean_prompts:
             denoiser = with_clean_prompt(denoiser, process, inputs.prompt)
         if inputs.text is not None:
-            denoiser, moved, _ = after_prompts(denoiser, inputs.prompt, self._blocks.block)
+            denoiser, moved, _ = self._blocks.placed(denoiser, inputs.prompt)
             denoiser = self._blocks.within(denoiser, process, inputs.text, moved)
         return denoiser, process
 

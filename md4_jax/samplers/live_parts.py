@@ -10,13 +10,13 @@ from jax.sharding import Mesh
 from md4_jax.processes.draws import fold_keys
 from md4_jax.protocols import Array, Denoiser, Network, Params, Prompt
 from md4_jax.runtime.sharding import to_host
-from md4_jax.samplers.alignment import after_prompts
 from md4_jax.samplers.batches import windows
 from md4_jax.samplers.blocks import Blocks, Text
 from md4_jax.samplers.chain import Chain, SamplerStep, rounds_of
 from md4_jax.samplers.guidance import calls
 from md4_jax.samplers.live import Live, Request, Run, SampleState
 from md4_jax.samplers.loop import put_prompt
+from md4_jax.samplers.paths import overlap
 
 
 class LiveBlocks:
@@ -67,21 +67,21 @@ class LiveBlocks:
             return program(run.params, run.inputs, *rest, run.prompt, kind=run.kind)
 
     def _begun(self, denoiser: Denoiser, process: Any, prompt: Prompt) -> tuple[Text, Array, Array]:
-        denoiser, moved, shift = after_prompts(denoiser, prompt, self._blocks.block)
+        denoiser, moved, shift = self._blocks.placed(denoiser, prompt)
         text = self._blocks.begun(denoiser, process, moved, shift)
         return text, moved.tokens, text.first
 
     def _opened(
         self, denoiser: Denoiser, process: Any, step: SamplerStep, text: Text, keys: Array, prompt
     ) -> tuple[Text, Chain, Prompt]:
-        denoiser, moved, _ = after_prompts(denoiser, prompt, self._blocks.block)
+        denoiser, moved, _ = self._blocks.placed(denoiser, prompt)
         here = self._blocks.part(moved, text)
         return *self._blocks.opened(denoiser, process, step, text, moved, keys), here
 
     def _closed(
         self, denoiser: Denoiser, process: Any, text: Text, chain: Chain, prompt: Prompt
     ) -> Text:
-        denoiser, *_ = after_prompts(denoiser, prompt, self._blocks.block)
+        denoiser, *_ = self._blocks.placed(denoiser, prompt)
         return self._blocks.closed(denoiser, process, text, chain._replace(memory=None))
 
 
@@ -119,8 +119,7 @@ class _Path:
 
         used  network evaluations of the parts before
         """
-        here = slice(max(begin, 0), max(0, min(begin + len(part.z), len(self.z))))
-        inside = slice(here.start - begin, here.stop - begin)
+        here, inside = overlap(begin, len(part.z), len(self.z))
         self.z[here], self.confidence[here] = part.z[inside], part.confidence[inside]
         step = number * (self._rounds + 1) + part.step
         if step < self.of:

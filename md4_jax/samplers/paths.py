@@ -41,12 +41,17 @@ def states(parts: Parts, row: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     z, confidence = (np.array(x[row]) for x in parts.first)
     size, length = parts.z.shape[-1], len(z)
     for g, begin in enumerate(parts.begin[:, row]):
-        here = slice(max(begin, 0), max(0, min(begin + size, length)))
-        own = slice(here.start - begin, here.stop - begin)
+        here, own = overlap(begin, size, length)
         both = zip(parts.z[g, :, row], parts.confidence[g, :, row], strict=True)
         for now, now_confidence in both:
             z[here], confidence[here] = now[own], now_confidence[own]
             yield z, confidence
+
+
+def overlap(begin: int, size: int, length: int) -> tuple[slice, slice]:
+    """Returns which positions of a text are those of a part, and which of the part's they are."""
+    start, stop = (min(max(place, 0), length) for place in (begin, begin + size))
+    return slice(start, stop), slice(start - begin, stop - begin)
 
 
 def whole(parts: Parts) -> tuple[np.ndarray, np.ndarray]:

@@ -27,24 +27,32 @@ def models(tmp_path_factory):
 
 def states(model, told: dict, **options) -> list[list[int]]:
     """The text before the first step and after each step that changes it."""
-    return drawn(model, told, **options)[0]
+    return drawn(model, [told], **options)[0][0]
 
 
-def drawn(model, told: dict, **options) -> tuple[list[list[int]], int]:
-    """These states, and the number of network evaluations."""
-    length, begin = len(told["states"][0]), len(told["prompt"])
+def drawn(model, told: list[dict], **options) -> list[tuple[list[list[int]], int]]:
+    """These states of each text of a batch, and its number of network evaluations."""
+    length, rows = max(len(each["states"][0]) for each in told), len(told)
     asked = dict(name="confidence", temperature=0.0, grid="uniform", length=length)
     experiment = model.sampling(asked | options)
-    tokens, given = np.zeros((1, length), np.int32), np.arange(length)[None] < begin
-    tokens[0, :begin] = told["prompt"]
-    denoiser, scale = experiment.network.denoiser(model.params), told.get("scale", 1)
+    tokens, given = np.zeros((rows, length), np.int32), np.ones((rows, length), bool)
+    segments = np.full((rows, length), -1)  # of padding
+    for row, each in enumerate(told):
+        begin, end = len(each["prompt"]), len(each["states"][0])
+        tokens[row, :begin], given[row, begin:end], segments[row, :end] = each["prompt"], False, 0
+    context = {} if (segments == 0).all() else {"segments": segments}
+    denoiser, scale = experiment.network.denoiser(model.params, context), told[0].get("scale", 1)
     chain, frames = experiment.loop(
         denoiser._replace(unembed=lambda h: scale * denoiser.unembed(h)),
         experiment.process, experiment.sampler_step,
-        grid=experiment.grid, keys=exact.keys_for(0, 1), prompt=Prompt(tokens, given), trace=1,
+        grid=experiment.grid, keys=exact.keys_for(0, rows), prompt=Prompt(tokens, given),
+        trace=rows,
     )  # fmt: skip
-    z = whole(frames)[0] if isinstance(frames, Parts) else frames.z
-    return changes(np.asarray(z)[:, 0].tolist()), int(chain.evaluations[0])
+    z = np.asarray(whole(frames)[0] if isinstance(frames, Parts) else frames.z)
+    return [
+        (changes(z[:, row, : len(each["states"][0])].tolist()), int(chain.evaluations[row]))
+        for row, each in enumerate(told)
+    ]
 
 
 def changes(states: list) -> list:
@@ -96,29 +104,62 @@ def rule_of(told: dict) -> dict:
     return dict(split="even", steps=told["steps"])
 
 
-@pytest.mark.parametrize("number", range(len(FAST["llada"])))
+def batches(told: list[dict]) -> list[list[dict]]:
+    """Runs that differ only in their prompts, whose lengths may differ, in one batch."""
+    found = {}
+    for each in told:
+        key = {k: v for k, v in each.items() if k not in ("prompt", "states", "evaluations")}
+        if each.get("cache") == "none":  # without blocks of their own, one by one
+            key["prompt"] = each["prompt"]
+        found.setdefault(json.dumps(key), []).append(each)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("told", batches(FAST["llada"]))
 @pytest.mark.cases(1)
-def test_fast_dllm_reveals_the_same_tokens_of_llada_in_each_step(number, models):
+def test_fast_dllm_reveals_the_same_tokens_of_llada_in_each_step(told, models):
     """Without a cache and with the dual one, in as many network evaluations."""
-    told = FAST["llada"][number]
-    options, block = rule_of(told), told["block"]
-    if told["cache"] == "dual":
+    options, block = rule_of(told[0]), told[0]["block"]
+    if told[0]["cache"] == "dual":
         steps = options["steps"] * block // DRAWN
         options |= dict(block=block, dual_cache=True, steps=steps)
     else:
         options |= dict(semi_autoregressive=block)
     found = drawn(models("llada"), told, **options)
-    assert found == (changes(told["states"]), told["evaluations"])
+    assert found == [(changes(each["states"]), each["evaluations"]) for each in told]
 
 
-@pytest.mark.parametrize("number", range(len(FAST["dream"])))
+@pytest.mark.parametrize("told", batches(FAST["dream"]))
 @pytest.mark.cases(1)
-def test_fast_dllm_reveals_the_same_tokens_of_dream_in_each_step(number, models):
+def test_fast_dllm_reveals_the_same_tokens_of_dream_in_each_step(told, models):
     """The first token of a block is that of the pass over the whole text, whatever it is."""
-    told = FAST["dream"][number]
-    options = rule_of(told) | dict(block=told["block"], steps=told["block"])
+    options = rule_of(told[0]) | dict(block=told[0]["block"], steps=told[0]["block"])
     found = drawn(models("dream"), told, dual_cache=True, next_token=True, **options)
-    assert found == (changes(told["states"]), told["evaluations"])
+    assert found == [(changes(each["states"]), each["evaluations"]) for each in told]
+
+
+def test_fast_dllm_draws_the_first_token_of_dream(models):
+    """With its probabilities after temperature and top-p; the last block may be one token."""
+    (told,), rows, model = FAST["first"], 2000, models("dream")
+    begin = len(told["prompt"])
+    options = {key: told[key] for key in ("block", "temperature", "top_p")}
+    experiment = model.sampling(
+        options | dict(name="confidence", length=begin + 1, dual_cache=True, next_token=True)
+    )
+    denoiser = experiment.network.denoiser(model.params)
+    prompt = Prompt(
+        np.tile(np.array([*told["prompt"], 0], np.int32), (rows, 1)),
+        np.tile(np.arange(begin + 1) < begin, (rows, 1)),
+    )
+    chain, _ = experiment.loop(
+        denoiser._replace(unembed=lambda h: told["scale"] * denoiser.unembed(h)),
+        experiment.process, experiment.sampler_step,
+        grid=experiment.grid, keys=exact.keys_for(0, rows), prompt=prompt,
+    )  # fmt: skip
+    expected = np.array(told["probabilities"])
+    share = np.bincount(np.asarray(chain.z[:, -1]), minlength=len(expected)) / rows
+    assert (share[expected == 0] == 0).all() and (chain.evaluations == 1).all()
+    assert (np.abs(share - expected) <= 5 * np.sqrt(expected * (1 - expected) / rows)).all()
 
 
 @pytest.mark.parametrize(
