@@ -12,11 +12,12 @@ import pytest
 
 from md4_jax.networks.transformer import Transformer
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Prompt
+from md4_jax.protocols import Accelerator, Prompt
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.blocks import Blocks
 from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.grids import uniform
+from md4_jax.samplers.loop import no_prompt, sample
 from md4_jax.samplers.orders import FirstHitting
 from md4_jax.samplers.paths import Parts, runs, whole
 from md4_jax.samplers.stops import Stop
@@ -157,13 +158,47 @@ def exact_entropy(tokens: np.ndarray) -> float:
     return float(-np.sum(share * np.log(share)))
 
 
+def test_blocks_of_the_sampler_alone_begin_after_the_prompt():
+    """Four given tokens are read as one and three, and further blocks begin after them."""
+    rows, length, step = 4, 9, Confidence()
+    marks = jnp.broadcast_to(jnp.arange(length) < 4, (rows, length))
+    tokens = jnp.zeros((rows, length), jnp.int32).at[:, :4].set(jnp.array([4, 0, 2, 1]))
+    network, blocks, zeros = denoiser(), Blocks(3, 9, anywhere=True), jnp.zeros(rows)
+
+    @jax.jit
+    def found(keys):
+        prompt = Prompt(tokens, marks)
+        return blocks(network, Masking(5), step, grid=uniform(2), keys=keys, prompt=prompt)[0].z
+
+    @jax.jit
+    def expected(keys):
+        cache, z = network.blocks.empty_cache(rows, 12), [tokens[:, :4]]
+        for part in (tokens[:, :1], tokens[:, 1:4]):
+            cache = network.blocks.read(part, zeros, cache)
+        for b in (2, 3):
+            own = network._replace(
+                features=lambda z, t, cache=cache: network.blocks.append_block(z, t, cache)[0],
+                accelerator=Accelerator(),
+            )
+            chain, _ = sample(
+                own, Masking(5), step, grid=uniform(2), prompt=no_prompt(rows, 3),
+                keys=jax.vmap(jax.random.fold_in, (0, None))(keys, b),
+            )  # fmt: skip
+            cache = network.blocks.read(chain.z, zeros, cache)
+            z.append(chain.z)
+        return jnp.concatenate(z, axis=1)[:, :length]
+
+    keys = exact.keys_for(0, rows)
+    assert np.array_equal(found(keys), expected(keys))
+
+
 @pytest.mark.campaign
 def test_the_trace_of_blocks_that_begin_after_prompts():
     """Prompts of 0, 2 and 4 tokens stay in all frames, and the last ones are the samples."""
     given = np.arange(12) < np.array([[0], [2], [4]])
     prompt = Prompt(jnp.full((3, 12), 2), jnp.asarray(given))
     blocks, network = Blocks(block=3, window=12), denoiser(causal_context=True)
-    assert network.blocks.beginning is not None
+    assert network.blocks.anywhere
     call = jax.jit(
         lambda keys: blocks(
             network, Masking(5), Ancestral(), grid=uniform(4), keys=keys, prompt=prompt, trace=3
@@ -175,7 +210,7 @@ def test_the_trace_of_blocks_that_begin_after_prompts():
     np.testing.assert_array_equal(z[-1], chain.z)
 
 
-@pytest.mark.parametrize("shift", [(0, 0), (1, 2)])
+@pytest.mark.parametrize("shift", [(0, 0), (1, 2), (-2, 2)])
 def test_frames_of_parts_are_those_of_whole_texts(shift):
     """Also of parts that begin before a text, or end behind it."""
     rng = np.random.default_rng(0)
@@ -186,7 +221,7 @@ def test_frames_of_parts_are_those_of_whole_texts(shift):
     found = whole(parts)
     for row in range(2):
         for each, frames, before in zip(parts[:2], found, first, strict=True):
-            text = np.pad(before[row], 3)
+            text = np.pad(before[row], (3, 4))
             for n in range(12):
                 at = 3 + begin[n // 4, row]
                 text[at : at + 3] = each[n // 4, n % 4, row]

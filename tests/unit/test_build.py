@@ -517,6 +517,14 @@ def test_sections_that_do_not_go_together(values, words):
         build.experiment(config, TOKENIZER)
 
 
+def test_blocks_of_the_sampler_alone_may_begin_anywhere():
+    """Those of a network that was trained in blocks begin at multiples of their size."""
+    values = dict(data__length=16, network__local_width=0, sample__block=4)
+    for more, found in (({}, True), (dict(objective=dict(name="block", block=4)), False)):
+        config = changed(**values, **more)
+        assert build.experiment(config, TOKENIZER).loop.anywhere == found
+
+
 @pytest.mark.parametrize(
     "asked, passes",
     [

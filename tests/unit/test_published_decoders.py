@@ -104,19 +104,22 @@ def rule_of(told: dict) -> dict:
     return dict(split="even", steps=told["steps"])
 
 
-def batches(told: list[dict]) -> list[list[dict]]:
-    """Runs that differ only in their prompts, whose lengths may differ, in one batch."""
+def batches(told: list[dict]) -> list:
+    """Runs that differ only in their prompts, whose lengths may differ, in one batch.
+
+    Those of few prompts are for campaigns.
+    """
     found = {}
     for each in told:
         key = {k: v for k, v in each.items() if k not in ("prompt", "states", "evaluations")}
         if each.get("cache") == "none":  # without blocks of their own, one by one
             key["prompt"] = each["prompt"]
         found.setdefault(json.dumps(key), []).append(each)
-    return list(found.values())
+    few = pytest.mark.campaign
+    return [pytest.param(runs, marks=() if len(runs) > 2 else few) for runs in found.values()]
 
 
 @pytest.mark.parametrize("told", batches(FAST["llada"]))
-@pytest.mark.cases(1)
 def test_fast_dllm_reveals_the_same_tokens_of_llada_in_each_step(told, models):
     """Without a cache and with the dual one, in as many network evaluations."""
     options, block = rule_of(told[0]), told[0]["block"]
@@ -130,7 +133,6 @@ def test_fast_dllm_reveals_the_same_tokens_of_llada_in_each_step(told, models):
 
 
 @pytest.mark.parametrize("told", batches(FAST["dream"]))
-@pytest.mark.cases(1)
 def test_fast_dllm_reveals_the_same_tokens_of_dream_in_each_step(told, models):
     """The first token of a block is that of the pass over the whole text, whatever it is."""
     options = rule_of(told[0]) | dict(block=told[0]["block"], steps=told[0]["block"])
@@ -138,6 +140,7 @@ def test_fast_dllm_reveals_the_same_tokens_of_dream_in_each_step(told, models):
     assert found == [(changes(each["states"]), each["evaluations"]) for each in told]
 
 
+@pytest.mark.slow
 def test_fast_dllm_draws_the_first_token_of_dream(models):
     """With its probabilities after temperature and top-p; the last block may be one token."""
     (told,), rows, model = FAST["first"], 2000, models("dream")
