@@ -98,8 +98,8 @@ class SampleOptions:
     dual_cache  whether a block also sees the later tokens, by keys and values that are computed
                 once per block (Fast-dLLM)
     next_token  whether the first token of a block is the most likely one after the previous block,
-                for shifted networks (Fast-dLLM v2; with dual_cache Dream in Fast-dLLM) and those
-                with a causal context (Nemotron)
+                for shifted networks (Fast-dLLM v2) and those with a causal context (Nemotron);
+                with dual_cache it is drawn at the temperature (Dream in Fast-dLLM)
     stop        tokens after which a text is cut: 'end_of_text', or entries of the vocabulary such
                 as '<|eot_id|>', separated by spaces; '' for none
     min_entropy with blocks, a text also ends when the symbols of its last `memory` tokens have an
