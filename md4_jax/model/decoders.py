@@ -9,7 +9,8 @@ itself and earlier blocks. SDAR was adapted from Qwen3, with logits at the token
 Fast-dLLM v2 from Qwen2.5, with logits at the previous position. Qwen3 and SDAR also have
 mixture-of-experts versions.
 
-RND1 was adapted from Qwen3 with experts. It is bidirectional, with logits at the previous position.
+RND1 was adapted from Qwen3 with experts, and CoDA (Salesforce, 2025) from Qwen3. They are
+bidirectional, with logits at the previous position.
 
 DiffuLLaMA (arXiv:2410.17891) was adapted from Llama 2. It is bidirectional, with logits at the
 previous position. Its class DiscreteDiffusionModel has its own names of arrays; a DiffuLLaMA may
@@ -51,13 +52,13 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
 NEMOTRON, DIFFCODER = "nemotron_labs_diffusion", "stable_diffcoder"
-OPEN_DLLM, WEDLM = "open_dllm", "wedlm"
+OPEN_DLLM, WEDLM, CODA = "open_dllm", "wedlm", "coda"
 CAUSAL = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "ministral3")
 BLOCKWISE = ("sdar", "sdar_moe", "fast_dllm_qwen", NEMOTRON, DIFFCODER)
 A2D = ("a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama", "a2d-ministral3")
-MASKED = ("dream", "dreamon", OPEN_DLLM, WEDLM, "rnd1", "diffullama", *A2D, *BLOCKWISE)
+MASKED = ("dream", "dreamon", OPEN_DLLM, WEDLM, CODA, "rnd1", "diffullama", *A2D, *BLOCKWISE)
 KINDS = (*MASKED, *CAUSAL)
-SHIFTED = ("dream", "dreamon", OPEN_DLLM, "rnd1", "fast_dllm_qwen", "diffullama")
+SHIFTED = ("dream", "dreamon", OPEN_DLLM, CODA, "rnd1", "fast_dllm_qwen", "diffullama")
 # Classes in `architectures` of config.json that have the model_type of a Llama.
 DIFFULLAMA = "DiscreteDiffusionModel"
 CLASSES = {DIFFULLAMA: "diffullama", "StableDiffcoderForCausalLM": DIFFCODER}
@@ -65,6 +66,7 @@ CLASSES = {DIFFULLAMA: "diffullama", "StableDiffcoderForCausalLM": DIFFCODER}
 IMPLIED = {
     "dreamon": {"mask_token_id": 151_666, dreamon.KEY: 151_667},
     "rnd1": {"mask_token_id": 151_669},
+    CODA: {"mask_token_id": 151_669, "rope_theta": 1e6},
     "sdar": {"block_size": 4, "mask_token_id": 151_669},
     "sdar_moe": {"block_size": 4, "mask_token_id": 151_669},
     "fast_dllm_qwen": {"bd_size": 32, "mask_token_id": 151_665},
@@ -81,7 +83,7 @@ PARADIGMS = ("bidirectional", "block_diff", LEFT_TO_RIGHT)
 BASES = {
     "dream": "qwen2", "dreamon": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3",
     "sdar_moe": "qwen3_moe", "rnd1": "qwen3_moe", "mistral": "llama", "diffullama": "llama",
-    NEMOTRON: "ministral3", DIFFCODER: "llama", OPEN_DLLM: "qwen2",
+    NEMOTRON: "ministral3", DIFFCODER: "llama", OPEN_DLLM: "qwen2", CODA: "qwen3",
 }  # fmt: skip
 # Layout, whether logits are shifted, whether there are blocks -> model_type; others are A2D models.
 NAMES = {
@@ -110,6 +112,8 @@ def peer(told: Told, tensors: Tensors) -> Peer:
     names = published.llama_names(tensors)
     if kind == "diffullama":  # its code takes the rows from its tokenizer
         told = told.without("vocab_size")
+    if kind == CODA:
+        told = _untied(told, tensors, names)
     network = _network(told, tensors, names) | rotary.keys_of(told, tensors, base_of(kind))
     # Qwen3's layers of experts have the same names as those of LLaDA-MoE.
     convert = published_experts.from_lladamoe if network["experts"] else published.from_llama
@@ -171,6 +175,8 @@ def told_of(
         left += ["architectures", "auto_map"]
     found = {key: value for key, value in told.items() if key not in left}
     found["model_type"] = name
+    if kind == CODA != name:  # others tie the head where config.json says so
+        found["tie_word_embeddings"] = False
     if name in CLASSES.values():
         own = next(key for key, kind in CLASSES.items() if kind == name)
         found |= {"model_type": "llama", "architectures": [own]}
@@ -183,6 +189,15 @@ def told_of(
     elif context:
         found["causal_context"] = True
     return found
+
+
+def _untied(told: Told, tensors: Tensors, names: published.LlamaNames) -> Told:
+    """Returns config.json of a CoDA, whose code never ties the head; UserError if there is none."""
+    if names.head not in tensors:
+        raise UserError(
+            f"{tensors.folder} has no {names.head!r}: CoDA's code reads it, and has no tied head"
+        )
+    return told.without("tie_word_embeddings")
 
 
 def _network(

@@ -18,7 +18,8 @@ TRAINING = (
     "mlp_dropout", "classifier_dropout", "summary_first_dropout",
     "router_aux_loss_coef", "output_router_logits", "ar_loss_weight", "dlm_loss_weight",
     "dp_varying_mask_ratio", "train_on_context", "noise_config", "cross_attn", "var_min",
-    "t_eps", "T", "ngpus", "training", "optim", "data", "eval", "hydra",
+    "block_masking_probability", "mask_block_sizes", "prefix_probability", "truncate_probability",
+    "sampling_eps", "t_eps", "T", "ngpus", "training", "optim", "data", "eval", "hydra",
 )  # fmt: skip
 GENERATION = (
     "use_cache", "temperature", "top_k", "top_p", "do_sample", "max_length", "num_diffusion_steps",
@@ -27,7 +28,8 @@ GENERATION = (
 )  # fmt: skip
 # Ways to compute the same function.
 KERNELS = (
-    "attn_implementation", "_attn_implementation", "attn_backend", "flash_attention",
+    "attn_implementation", "_attn_implementation", "attn_backend", "attention_kernel",
+    "flash_attention",
     "deterministic_flash_attn", "reference_compile", "pretraining_tp", "fuse_cross_entropy",
     "chunk_size_feed_forward", "moe_backend", "ep_size", "router_dtype", "rope_full_precision",
     "reorder_and_upcast_attn", "block_group_size", "output_attentions", "output_hidden_states",

@@ -1,4 +1,4 @@
-"""States in which the decoders of LLaDA, Dream and Fast-dLLM call networks, at temperature 0."""
+"""States in which decoders of LLaDA, Dream, CoDA and Fast-dLLM call networks, at temperature 0."""
 
 import functools
 import json
@@ -13,6 +13,7 @@ from md4_jax.samplers.paths import Parts, whole
 from tests import exact
 
 TOLD = json.loads((INSTANCES / "llada_dream_samples.json").read_text())
+CODA = json.loads((INSTANCES / "coda.json").read_text())["samples"]
 FAST = json.loads((INSTANCES / "fast_dllm_samples.json").read_text())
 SCORES = {"entropy": "entropy", "topk_margin": "margin", "maskgit_plus": "probability"}
 PROMPT, LENGTH = 6, 16
@@ -90,10 +91,23 @@ def test_random_order_reveals_as_many_in_each_step(number, models):
 @pytest.mark.cases(3)
 def test_dream_reveals_the_same_tokens_in_each_step(number, models):
     """Its first steps may reveal none; entropies are those after top-k and top-p."""
-    model, told = models("dream"), TOLD["dream"][number]
+    told = TOLD["dream"][number]
+    assert states(models("dream"), told, **dream_s(told)) == changes(told["states"])
+
+
+@pytest.mark.parametrize("number", range(len(CODA)))
+@pytest.mark.cases(2)
+def test_coda_reveals_the_same_tokens_in_each_step(number, models):
+    """By the rules of Dream, which it was made of."""
+    told = CODA[number]
+    assert states(models("coda"), told, **dream_s(told)) == changes(told["states"])
+
+
+def dream_s(told: dict) -> dict:
+    """Keys that reproduce a run of Dream's decoder."""
     options = {key: told[key] for key in ("top_p", "top_k") if key in told}
-    options |= dict(split="floor", tempered=True, score=SCORES[told["alg"]], steps=told["steps"])
-    assert states(model, told, **options) == changes(told["states"])
+    score = SCORES[told["alg"]]
+    return options | dict(split="floor", tempered=True, score=score, steps=told["steps"])
 
 
 def rule_of(told: dict) -> dict:
