@@ -75,6 +75,7 @@ def get_config() -> ConfigDict:
                 # network.time_conditioning=False
                 # wedlm(block_size, left_to_right, weights), with sample.name="streaming" and
                 # network.time_conditioning=False
+                # sdlm(block_size, draws), the same with sample.name="longest_prefix"
                 # dreamon(merge, merge_evenly, most_deleted, deletions), with process resizing
                 # classifier: predicts the label of a noisy sequence, not a model of the data
                 name="md4",
@@ -256,7 +257,8 @@ def get_config() -> ConfigDict:
                 # insert(order), with process insertion | edit, with process deletion |
                 # masked_edit, with process edits |
                 # eso(alpha_0, cached) | streaming(width, limit, penalty, cached), both with
-                # objective eso or wedlm | resize(grow, masks, per_step, score,
+                # objective eso or wedlm | longest_prefix(width, limit, score, cached), with
+                # objective sdlm | resize(grow, masks, per_step, score,
                 # noise, expansions, delete_rest), with process resizing
                 name="ancestral",
                 num=4,  # sequences to draw, of each template

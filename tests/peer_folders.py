@@ -58,6 +58,7 @@ TOLD = {
     "stable_diffcoder": dict(architectures=["StableDiffcoderForCausalLM"]),
     "rnd1": {},
     "coda": {},
+    "sdlm": {},
     "nemotron": {},
     "wedlm": {},
     "diffullama": dict(mask_token_id=81),
@@ -74,7 +75,7 @@ TOLD = {
 # Those in the layout of transformers' Llama and Qwen.
 DECODERS = (
     "dream", "qwen2", "qwen3", "llama", "sdar", "fast_dllm_v2", "qwen3moe", "sdarmoe", "rnd1",
-    "coda", "diffullama", "nemotron", "stable_diffcoder", "wedlm",
+    "coda", "sdlm", "diffullama", "nemotron", "stable_diffcoder", "wedlm",
 )  # fmt: skip
 GPTS = ("gpt2", "diffugpt")
 # Instances with the arrays of another one.

@@ -17,6 +17,7 @@ from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.eso import Eso, EsoOrders
 from md4_jax.objectives.every_order import EveryOrder
+from md4_jax.objectives.sdlm import SDLM
 from md4_jax.objectives.wedlm import WeDLM
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Needs, Network, Objective, UserError
@@ -28,9 +29,9 @@ BOUNDS = (
     "d3pm", "flexmdm", "edit_flow", "masked_edit_flow",
     "candi",
 )  # fmt: skip
-# Keys of the training objective that other sections inherit unless they set them: the block size,
-# and the fraction of tokens that diffusion generates.
-TRAINED = ("block", "alpha_0")
+# Keys of the training objective that other sections inherit unless they set them: the block size
+# of samples, that of an objective in an order, and the fraction of tokens that diffusion generates.
+TRAINED = ("block", "block_size", "alpha_0")
 OWN_KEY = re.compile(r"(?<![\w.])objective\.(\w+)")
 
 
@@ -140,7 +141,7 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
         return objective.for_evaluation()
     if isinstance(objective, EveryOrder | EsoOrders):
         return objective
-    if isinstance(objective, Eso | WeDLM):  # no other bound reads tokens in an order
+    if isinstance(objective, Eso | WeDLM | SDLM):  # no other bound reads tokens in an order
         return objective.for_evaluation()
     block = getattr(objective, "block", 0)
     if block and isinstance(process, RevealsMasks):  # the network saw no whole text of masks
@@ -163,7 +164,8 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
 def trained_options(kind: Any, objective: Objective) -> dict[str, Any]:
     """Returns the options of TRAINED that a bound or a sampler of this class inherits."""
     block, share = getattr(objective, "block", 0), getattr(objective, "alpha_0", None)
-    found = {"block": block or None, "alpha_0": share}
+    size = getattr(objective, "block_size", None)
+    found = {"block": block or None, "block_size": size, "alpha_0": share}
     own = {x.name for x in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else ()
     return {key: found[key] for key in TRAINED if found[key] is not None and key in own}
 

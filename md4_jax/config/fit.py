@@ -128,12 +128,19 @@ def check_order(experiment: Experiment, part: Component) -> None:
     """Raises UserError if a sampler or bound uses the network differently from its training.
 
     A network that was trained on tokens in an order makes no useful predictions from whole texts,
-    and vice versa.
+    and vice versa. One that was trained on windows makes none in other orders.
     """
     trained = experiment.objective.needs.ordered
-    if part.value.needs.ordered == trained:
+    own, needs = experiment.objective.needs, part.value.needs
+    if (needs.ordered, needs.windows) == (trained, own.windows):
         return
     said = f"{part.key}.name={part.name!r}"
+    if needs.windows or own.windows:
+        fits = f"{part.key}.name='{'longest_prefix' if part.key == 'sample' else 'sdlm'}'"
+        raise UserError(
+            f"{said} does not fit objective.name={objective_name(experiment.objective)!r}: only "
+            f"objective.name='sdlm' trains a network on windows of masks, for {fits}"
+        )
     own = objective_name(experiment.objective)
     fits = "'eso' or 'streaming'" if part.key == "sample" else "'eso_orders' or 'auto'"
     if trained:

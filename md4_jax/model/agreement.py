@@ -13,10 +13,11 @@ from md4_jax.processes.schedules import SCHEDULES
 # Bounds of masks for networks that output probabilities; those of score_entropy output scores.
 MASKED = (
     "md4", "md4_discrete", "any_order", "t_dce", "lambda_dce", "along_order", "block",
-    "every_order", "eso", "eso_orders", "wedlm", "reparameterized",
+    "every_order", "eso", "eso_orders", "wedlm", "sdlm", "reparameterized",
 )  # fmt: skip
 SCORES = "score_entropy"
 ORDERED = ("eso", "eso_orders", "wedlm")
+WINDOWS = ("sdlm",)
 # Kinds whose config.json says whether the network has a time input, and kinds with a key for the
 # block size.
 TIMED = ("mdlm", "bd3lm", "udlm")
@@ -46,6 +47,11 @@ class Meaning(NamedTuple):
         return getattr(self._built, "block", 0)
 
     @property
+    def block_size(self) -> int | None:
+        """Returns the positions of a window or block that samples are not drawn in, or None."""
+        return getattr(self._built, "block_size", None)
+
+    @property
     def alpha_0(self) -> float | None:
         """Returns the fraction of tokens that are drawn by diffusion (Eso-LM), or None."""
         return getattr(self._built, "alpha_0", None)
@@ -70,8 +76,8 @@ def differences(own: Meaning, read: Mapping[str, Any]) -> list[Difference]:
     objective = read["objective"]
     names = own.objective["name"], objective["name"]
     is_masked = isinstance(own.process, RevealsMasks) and names[0] in (*MASKED, SCORES)
-    scores, ordered = ((names[0] in some) != (names[1] in some) for some in ((SCORES,), ORDERED))
-    if is_masked and (scores or ordered):
+    forms = ((SCORES,), ORDERED, WINDOWS)
+    if is_masked and any((names[0] in some) != (names[1] in some) for some in forms):
         found.append(Difference("objective.name", *names))
     if None not in (own.scaled, objective.get("scaled")) and own.scaled != objective["scaled"]:
         found.append(Difference("objective.scaled", own.scaled, objective["scaled"]))
@@ -95,6 +101,8 @@ def with_changes(told: Mapping[str, Any], found: Peer, own: Meaning) -> dict[str
             told["noise_schedule"] = name
     if None not in (own.scaled, objective.get("scaled")) and own.scaled != objective["scaled"]:
         told["model"] = {**told.get("model", {}), "scale_by_sigma": own.scaled}
+    if own.block_size not in (None, objective.get("block_size", own.block_size)):
+        told["block_size"] = own.block_size
     if None not in (own.alpha_0, told.get("alpha_0")):
         told["alpha_0"] = own.alpha_0
     if found.kind in BLOCKS and own.block not in (0, objective.get("block")):

@@ -121,6 +121,7 @@ class _Canvas:
         self._after = experiment.network.reads or getattr(experiment.loop, "anywhere", False)
         blind = bool(block) and not experiment.sample.dual_cache
         self._block = block if blind else 0  # with this cache the last block may be shorter
+        blind = blind or experiment.objective.needs.windows
         self._ordered = blind or experiment.network.causal
         self._pads = self._ordered or takes_segments(experiment, model.params)
 

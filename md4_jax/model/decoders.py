@@ -26,6 +26,9 @@ Llama.
 WeDLM (arXiv:2512.22737) was adapted from Qwen2.5 and Qwen3, without a shift. Its attention is
 causal along an order in which all tokens come before all masks.
 
+SDLM (arXiv:2509.24007) was adapted from Qwen2.5. It predicts next tokens from windows of a token
+and masks, which follow a causal prefix. Its config.json is that of a Qwen2, with a mask for texts.
+
 Open-dLLM's models (Open-dCoder) were adapted from Qwen2.5 like Dream. Their config.json is that of
 a Qwen2, but their tokenizer has a mask.
 """
@@ -52,11 +55,11 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
 NEMOTRON, DIFFCODER = "nemotron_labs_diffusion", "stable_diffcoder"
-OPEN_DLLM, WEDLM, CODA = "open_dllm", "wedlm", "coda"
+OPEN_DLLM, WEDLM, CODA, SDLM = "open_dllm", "wedlm", "coda", "sdlm"
 CAUSAL = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "ministral3")
 BLOCKWISE = ("sdar", "sdar_moe", "fast_dllm_qwen", NEMOTRON, DIFFCODER)
 A2D = ("a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama", "a2d-ministral3")
-MASKED = ("dream", "dreamon", OPEN_DLLM, WEDLM, CODA, "rnd1", "diffullama", *A2D, *BLOCKWISE)
+MASKED = ("dream", "dreamon", OPEN_DLLM, WEDLM, CODA, SDLM, "rnd1", "diffullama", *A2D, *BLOCKWISE)
 KINDS = (*MASKED, *CAUSAL)
 SHIFTED = ("dream", "dreamon", OPEN_DLLM, CODA, "rnd1", "fast_dllm_qwen", "diffullama")
 # Classes in `architectures` of config.json that have the model_type of a Llama.
@@ -76,6 +79,8 @@ IMPLIED = {
     NEMOTRON: {"block_size": 32, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     **{kind: {"rms_norm_eps": 1e-5} for kind in ("ministral3", "a2d-ministral3")},
 }
+# Key of SDLM's config.json for the mask.
+SDLM_MASK = "text_mask_token_id"
 # Values of dlm_paradigm in a Nemotron's config.json: how it is trained, or read.
 LEFT_TO_RIGHT = "autoregressive"
 PARADIGMS = ("bidirectional", "block_diff", LEFT_TO_RIGHT)
@@ -84,6 +89,7 @@ BASES = {
     "dream": "qwen2", "dreamon": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3",
     "sdar_moe": "qwen3_moe", "rnd1": "qwen3_moe", "mistral": "llama", "diffullama": "llama",
     NEMOTRON: "ministral3", DIFFCODER: "llama", OPEN_DLLM: "qwen2", CODA: "qwen3",
+    SDLM: "qwen2",
 }  # fmt: skip
 # Layout, whether logits are shifted, whether there are blocks -> model_type; others are A2D models.
 NAMES = {
@@ -101,6 +107,7 @@ LENGTH = 2048
 BUILT = {
     "hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False,
     "partial_rotary_factor": 1.0, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    "causal_attn": False,
 }  # fmt: skip
 
 
@@ -112,6 +119,8 @@ def peer(told: Told, tensors: Tensors) -> Peer:
     names = published.llama_names(tensors)
     if kind == "diffullama":  # its code takes the rows from its tokenizer
         told = told.without("vocab_size")
+    if kind == SDLM and SDLM_MASK in told:
+        told = told | {"mask_token_id": told[SDLM_MASK]}
     if kind == CODA:
         told = _untied(told, tensors, names)
     network = _network(told, tensors, names) | rotary.keys_of(told, tensors, base_of(kind))
@@ -122,7 +131,12 @@ def peer(told: Told, tensors: Tensors) -> Peer:
     if kind in CAUSAL or told.get("dlm_paradigm") == LEFT_TO_RIGHT:
         return from_the_left(found, told, tensors)
     if kind == WEDLM:
-        return in_an_order(found, {"name": "wedlm"}, "streaming")
+        return in_an_order(found, {"name": "wedlm"}, {"name": "streaming"})
+    if kind == SDLM:
+        size = told.get("block_size", 4)
+        found = found._replace(told_of=None)
+        sample = {"name": "longest_prefix", "width": size}
+        return in_an_order(found, {"name": "sdlm", "block_size": size}, sample)
     network["shifted"] = bool(told.get("right_shift_logits", kind in SHIFTED))
     block = told.get(block_key(kind))
     if block is None:
@@ -136,6 +150,8 @@ def kind_by_class(told: Mapping[str, Any], tensors: Tensors) -> str:
     names = published.llama_names(tensors)
     if names.trunk == published.DIFFUSION:
         return "diffullama"
+    if told.get("model_type") == "qwen2" and {SDLM_MASK, "causal_attn"} & told.keys():
+        return SDLM
     if told.get("model_type") == "qwen2" and told.get("mask_token_id") is not None:
         return OPEN_DLLM
     found = (CLASSES.get(name) for name in told.get("architectures") or [])

@@ -36,7 +36,7 @@ def _bd3lm(told: Told, tensors: Tensors) -> Peer:
 
 def _esolm(told: Told, tensors: Tensors) -> Peer:
     share = float(needed(told, tensors, "alpha_0"))
-    return in_an_order(_mdlm(told, tensors), {"name": "eso", "alpha_0": share}, "eso")
+    return in_an_order(_mdlm(told, tensors), {"name": "eso", "alpha_0": share}, {"name": "eso"})
 
 
 def _duo(told: Told, tensors: Tensors) -> Peer:

@@ -117,9 +117,9 @@ def in_blocks(found: Peer, block: int) -> Peer:
     return found._replace(length=found.length - found.length % max(block, 1), sections=sections)
 
 
-def in_an_order(found: Peer, objective: Mapping[str, Any], sampler: str) -> Peer:
-    """Changes the description of a masked model to one that reads in an order (Eso-LM, WeDLM)."""
-    sections = {"objective": dict(objective), "sample": {"name": sampler}}
+def in_an_order(found: Peer, objective: Mapping[str, Any], sample: Mapping[str, Any]) -> Peer:
+    """Changes the description of a masked model to one that reads in an order, such as Eso-LM."""
+    sections = {"objective": dict(objective), "sample": dict(sample)}
     return found._replace(sections={**found.sections, **sections})
 
 

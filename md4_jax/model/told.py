@@ -7,8 +7,8 @@ from typing import Any
 METADATA = (
     "architectures", "auto_map", "_name_or_path", "_target_", "model_type", "torch_dtype", "dtype",
     "precision", "transformers_version", "quantization_config", "pretrained_model_name_or_path",
-    "tokenizer_class", "vocab_list", "language", "id2label", "label2id", "problem_type",
-    "task_specific_params", "is_folding_model", "esmfold_config",
+    "tokenizer_class", "text_mask_token", "vocab_list", "language", "id2label", "label2id",
+    "problem_type", "task_specific_params", "is_folding_model", "esmfold_config",
 )  # fmt: skip
 TRAINING = (
     "initializer_range", "initializer_cutoff_factor", "init_device", "init_fn", "init_std",

@@ -27,6 +27,7 @@ from md4_jax.objectives.preference import Preference
 from md4_jax.objectives.radd import TDCE, LambdaDCE
 from md4_jax.objectives.reparameterized import Reparameterized
 from md4_jax.objectives.score_entropy import ScoreEntropy
+from md4_jax.objectives.sdlm import SDLM
 from md4_jax.objectives.sdtt import SDTT
 from md4_jax.objectives.uniform_elbo import UniformELBO
 from md4_jax.objectives.wedlm import WeDLM
@@ -44,6 +45,7 @@ OBJECTIVES = {
     "eso": Eso,
     "eso_orders": EsoOrders,
     "wedlm": WeDLM,
+    "sdlm": SDLM,
     "genmd4": GenMD4,
     "concrete_score": ConcreteScore,
     "score_entropy": ScoreEntropy,

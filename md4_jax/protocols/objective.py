@@ -26,6 +26,8 @@ class Needs(NamedTuple):
     reads             its blocks must have `reading`
     classifies        its denoiser must have `classify`; False: it must predict tokens
     ordered           its denoiser must have `ordered`, and be time-free
+    windows           it reads windows of a token and masks after clean tokens in its network's
+                      order, which tells nothing of other orders, and vice versa
     hides             its denoiser must have `within`, and be time-free: its texts change their
                       length, and the padding after them is masked out
     teacher           its denoiser comes with the `teacher` of the training state
@@ -53,6 +55,7 @@ class Needs(NamedTuple):
     classifies: bool = False
     ordered: bool = False
     hides: bool = False
+    windows: bool = False
 
 
 class Objective(Protocol):

@@ -11,6 +11,7 @@ from md4_jax.samplers.halton import Halton
 from md4_jax.samplers.insertion import Insert
 from md4_jax.samplers.jumps import Euler, TauLeaping
 from md4_jax.samplers.left_to_right import LeftToRight
+from md4_jax.samplers.longest_prefix import LongestPrefix
 from md4_jax.samplers.masked_edit import MaskedEdit
 from md4_jax.samplers.metropolis import Metropolis
 from md4_jax.samplers.orders import AnyOrder, FirstHitting
@@ -36,6 +37,7 @@ SAMPLERS = {
     "halton": Halton,
     "insert": Insert,
     "left_to_right": LeftToRight,
+    "longest_prefix": LongestPrefix,
     "masked_edit": MaskedEdit,
     "metropolis": Metropolis,
     "path_planning": PathPlanning,

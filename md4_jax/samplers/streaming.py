@@ -5,27 +5,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.processes.draws import fold_keys
 from md4_jax.processes.order import tokens_first
 from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_from, entropy
-from md4_jax.samplers.loop import further_steps
+from md4_jax.samplers.front import Front, Memory, first_mask
 from md4_jax.samplers.transforms import Transform
-
-
-class Memory(NamedTuple):
-    """Cache that one evaluation passes to the next.
-
-    cache  the network's cache of the first `count` tokens
-    count  int32 [B]
-    """
-
-    cache: Any
-    count: Array
 
 
 class Window(NamedTuple):
@@ -43,7 +30,7 @@ class Window(NamedTuple):
 
 @pytree("transform", "limit", "penalty")
 @dataclasses.dataclass(frozen=True)
-class Streaming:
+class Streaming(Front):
     """Reveals the masks of least entropy in a window that begins at the first mask.
 
     Streaming parallel decoding (WeDLM, arXiv:2512.22737). The network is causal along an order: all
@@ -100,69 +87,9 @@ class Streaming:
         cache = jax.lax.cond(jnp.any(keep), read, lambda cache: cache, empty)
         return Memory(cache, window.first)
 
-    def __call__(
-        self,
-        denoiser: Denoiser,
-        process: RevealsMasks,
-        chain: Chain,
-        s: Array,
-        t: Array,
-        keys: Array,
-    ) -> Chain:
-        del s, t
-
-        def draw(chain: Chain) -> Chain:
-            return self._draw(denoiser, process, chain, keys)
-
-        left = jnp.any(process.is_noise(chain.z))
-        return jax.lax.cond(left, draw, lambda chain: chain, chain)
-
-    def is_cached(self, denoiser: Denoiser) -> bool:
-        """Returns whether keys and values are cached with this network."""
-        return self.cached and denoiser.ordered.append is not None
-
-    def positions_each(self, length: int) -> int:
-        """Returns how many positions an evaluation reads: the window, and new tokens before it."""
-        return 2 * self.width
-
-    def positions_read(self, process: RevealsMasks, grid: np.ndarray, length: int) -> float:
-        """Returns how many positions are read if each evaluation reveals one token: the most."""
-        return float(length * self.positions_each(length))
-
-    def rounds(self, length: int, steps: int) -> int:
-        """Returns the largest number of steps: one for each position, or the grid's."""
-        return max(length, steps)
-
-    def left(self, process: RevealsMasks, z: Array) -> Array:
-        """Marks the masks that further steps draw: bool like z."""
-        return process.is_noise(z)
-
-    def step_further(
-        self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, keys: Array, number: Array
-    ) -> Chain:
-        """Takes a step with the keys of `finish`, if masks are left.
-
-        `--mode plan` counts one such step for each position, and none of the grid, since those
-        may be skipped.
-        """
-        return self._draw(denoiser, process, chain, fold_keys(keys, number))
-
-    def finish(
-        self,
-        denoiser: Denoiser,
-        process: RevealsMasks,
-        chain: Chain,
-        keys: Array,
-        taken: Array | int = 0,
-    ) -> Chain:
-        """Takes further steps until no mask is left."""
-        return further_steps(self, denoiser, process, chain, keys, taken=taken)
-
     def _window(self, process: RevealsMasks, z: Array) -> Window:
-        masks, length = process.is_noise(z), z.shape[1]
-        first = jnp.where(jnp.any(masks, axis=1), jnp.argmax(masks, axis=1), length)
-        first = first.astype(jnp.int32)
-        return Window(masks, first, first[:, None] + jnp.arange(self.width))
+        first = first_mask(process, z)
+        return Window(process.is_noise(z), first, first[:, None] + jnp.arange(self.width))
 
     def _draw(self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, keys: Array) -> Chain:
         """Reveals masks of each sequence, with one evaluation."""
@@ -180,16 +107,6 @@ class Streaming:
             evaluations=chain.evaluations + jnp.any(window.masks, axis=1),
             memory=memory,
         )
-
-    def _ended(self, process: RevealsMasks, z: Array, given: Array) -> Array:
-        """Fills the masks of texts that have ended, with the first of `stops`."""
-        if not self.stops:
-            return z
-        window = self._window(process, z)
-        before = jnp.arange(z.shape[1]) < window.first[:, None]
-        ends = jnp.isin(z, jnp.array(self.stops)) & before & jnp.logical_not(given)
-        over = jnp.any(ends, axis=1, keepdims=True) & window.masks
-        return jnp.where(over, jnp.asarray(self.stops[0], z.dtype), z)
 
     def _chosen(self, window: Window, entropies: Array) -> Array:
         """Marks the positions of the window to reveal, at least one per text with masks."""

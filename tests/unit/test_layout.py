@@ -49,7 +49,8 @@ HEADS = ("output_layer.linear", "lm_head", "diffusion_head", "transformer.ff_out
 # Of ESM, with features of its own, and of E2D2, whose second part is a decoder.
 BEFORE_HEAD = ("lm_head.dense", "lm_head.layer_norm", "backbone.decoder.model.")
 IN_PART = ("diffusiongemma",)  # without the part that reads images: test_diffusion_gemma.py
-IN_ORDER = ("esolm", "wedlm")  # which say nothing of a whole text: test_eso.py, test_wedlm.py
+# Which say nothing of a whole text: test_eso.py, test_wedlm.py, test_sdlm.py.
+IN_ORDER = ("esolm", "wedlm", "sdlm")
 CAUSAL = ("qwen2", "qwen3", "qwen3moe", "llama")
 APART = (*CAUSAL, *IN_PART, *IN_ORDER, "smdm", "smdm_ar")  # the last two: test_smdm.py
 

@@ -140,6 +140,7 @@ def test_which_objectives_are_bounds():
         "policy, near the start",
         "preference",
         "reparameterized",
+        "sdlm",
         "sdtt",
         "sdtt, three steps",
         "wedlm",
