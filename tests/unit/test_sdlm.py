@@ -193,6 +193,9 @@ def test_texts_drawn_one_by_one_have_these_chances(tiny):
     found, chance = np.bincount(number, minlength=16) / many, np.exp(-nats)
     assert np.abs((found - chance) / np.sqrt(chance * (1 - chance) / many)).max() < 4.5
     assert np.all(chain.evaluations == 4)
+    one = SDLM(2, "token")
+    each = jax.jit(lambda x: one.of_tokens(denoiser, process, batch_of(x), None, None))(chain.z)
+    np.testing.assert_allclose(chain.confidence, np.exp(-each), rtol=1e-5)
 
 
 def test_what_is_exported_is_what_was_read(model, tmp_path):
