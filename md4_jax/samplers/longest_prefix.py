@@ -36,8 +36,8 @@ class LongestPrefix(Front):
     stops   as of `Front`
 
     Given tokens to the right of a mask are kept, but only tokens to their right depend on them. The
-    first token of a text without a prompt is drawn from a single mask. The samples do not have the
-    distribution of the model, except with limit=1.
+    first token of a text without a prompt is drawn from masks alone, which give the same logits as
+    a single one. The samples do not have the distribution of the model, except with limit=1.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), ordered=True, windows=True)
@@ -132,9 +132,7 @@ class LongestPrefix(Front):
             shown = (place <= begins) & (place < length)
             rank = jnp.where(place < begins + width, length, 2 * length)
             rank = jnp.where(place < begins, place, rank)
-            # A mask at the beginning of a text is alone.
-            alone = process.is_noise(chain.z[:, :1]) & (place == 0)
-            return jnp.where(shown, held, process.mask_id), jnp.where(alone, 0, rank)
+            return jnp.where(shown, held, process.mask_id), rank
 
         def whole(memory: Memory | None) -> tuple[Array, Memory | None]:
             z, rank = symbols(jnp.broadcast_to(jnp.arange(length + width), (rows, length + width)))
