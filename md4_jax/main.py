@@ -88,9 +88,9 @@ def main() -> None:
         failed, code = None, run(sys.argv[1:])
     except UserError as error:
         failed, code = error, streams.print_user_error(error)
-    except KeyboardInterrupt:  # the training loop handles its own
+    except KeyboardInterrupt as error:  # the training loop handles its own
         print("interrupted: repeat the command to continue", file=sys.stderr)
-        failed, code = None, 130
+        failed, code = error, 130
     except Exception as error:
         failed, code = error, distributed.fault(error)
     distributed.leave(code, failed)

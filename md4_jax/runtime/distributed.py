@@ -128,13 +128,15 @@ def fault(error: Exception) -> int:
     return 1
 
 
-def leave(code: int, error: Exception | None = None) -> None:
+def leave(code: int, error: BaseException | None = None) -> None:
     """Ends this process; after a failure immediately, without waiting for the others.
 
     After an error that all processes end with, they wait for each other, so that none is ended by
-    the runtime before it has said why.
+    the runtime before it has said why. An interrupted process does not wait for the program that
+    its devices compute: if Python's ordinary exit comes first, that program crashes at its end.
     """
-    if code in (1, 2) and jax.distributed.is_initialized() and not _is_of_all(error):
+    is_alone = jax.distributed.is_initialized() and not _is_of_all(error)
+    if isinstance(error, KeyboardInterrupt) or (code in (1, 2) and is_alone):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

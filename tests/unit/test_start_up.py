@@ -47,3 +47,27 @@ def test_an_interruption_while_libraries_are_imported_has_one_line(ignored, tmp_
     assert (done.returncode, done.stderr) == (
         (3, "") if ignored else (130, "interrupted while starting: nothing has changed\n")
     )
+
+
+@pytest.mark.slow
+def test_an_interruption_does_not_wait_for_the_program_on_the_devices():
+    """Python's ordinary exit does, until the last sample is drawn; then it may crash."""
+    code = """
+import jax, jax.numpy as jnp
+from md4_jax import main
+
+noise = jnp.ones((64, 64)).block_until_ready()
+
+def interrupted(arguments):
+    without_end = lambda x: jax.lax.while_loop(lambda x: x[0, 0] >= 0, lambda x: abs(x @ x), x)
+    drawn = jax.jit(without_end)(noise)
+    print("dispatched")
+    raise KeyboardInterrupt
+
+main.run = interrupted
+main.main()
+"""
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (130, "dispatched\n")
+    assert done.stderr == "interrupted: repeat the command to continue\n"
