@@ -130,8 +130,9 @@ def sample_mode(call: Call) -> int:
     experiment = build.experiment(asked, domain, workdir=call.workdir)
     experiment = experiment._replace(evals={**experiment.evals, "samples": DrawnSamples()})
     step, params = runs.averaged(experiment, call.workdir)
-    suite = _suite(experiment, call)
-    (result,) = (result for _, result in suite.run(["samples"], params, step, _say))
+    if is_first():  # before hours of drawing
+        check_writable(call.workdir / "samples", "")
+    [(_, result)] = _suite(experiment, call).run(["samples"], params, step, _say)
     _say(report.as_json({"step": step, **result}))
     return 0
 

@@ -237,11 +237,14 @@ def check_links(directory: Place) -> None:
                 )
 
 
-def check_writable(directory: Place) -> None:
-    """Creates the directory if missing; UserError with the reason if it is not writable."""
+def check_writable(directory: Place, flag: str = "--workdir ") -> None:
+    """Creates the directory if missing; UserError with the reason if it is not writable.
+
+    flag: how the user named it, as the message begins
+    """
     try:
         if not is_remote(directory) and directory.is_file():
-            raise UserError(f"--workdir {directory} is a file, and not a directory")
+            raise UserError(f"{flag}{directory} is a file, and not a directory")
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / f".writable-{os.getpid()}"
         probe.write_text("")
@@ -251,11 +254,11 @@ def check_writable(directory: Place) -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise UserError(f"--workdir {directory} cannot be written: {_reason(error)}") from error
+        raise UserError(f"{flag}{directory} cannot be written: {_reason(error)}") from error
     except Exception as error:  # each object store has errors of its own
         if not is_remote(directory):
             raise
-        raise UserError(f"--workdir {directory} cannot be written: {_reason(error)}") from error
+        raise UserError(f"{flag}{directory} cannot be written: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

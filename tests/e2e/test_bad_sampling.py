@@ -1,6 +1,10 @@
 """A user's mistakes in the `sample` section: the value, what is allowed, and nothing written."""
 
+import shutil
+
 import pytest
+
+from md4_jax.evals.samples import DrawnSamples
 
 pytestmark = pytest.mark.slow
 
@@ -178,3 +182,11 @@ def test_the_same_when_a_run_is_sampled(assignment, said, tiny, copy, refused, s
     at = ("--config", tiny, "--workdir", copy, "--mode", "sample")
     assert said in refused(*at, f"--config.sample.{assignment}")
     assert snapshot(copy) == before
+
+
+def test_where_samples_cannot_be_written_none_is_drawn(tiny, copy, refused, monkeypatch):
+    shutil.rmtree(copy / "samples")
+    (copy / "samples").write_text("")
+    monkeypatch.setattr(DrawnSamples, "run", lambda *arguments: pytest.fail("samples are drawn"))
+    message = refused("--config", tiny, "--workdir", copy, "--mode", "sample")
+    assert f"error: {copy / 'samples'} is a file, and not a directory" in message
