@@ -173,7 +173,10 @@ def stored_domain(workdir: Place, length: int, load: Load | None = None) -> Doma
     """Reads the stored domain of a run, so that sampling needs no data; UserError if missing."""
     kept = workdir / DOMAIN_FILE
     if not kept.exists():
-        raise UserError(f"{kept} is missing: train in this --workdir first")
+        raise UserError(
+            f"{kept} is missing: copy it from where this run or model comes from, or train in this "
+            "--workdir first"
+        )
     return read_domain(kept, length, load)
 
 

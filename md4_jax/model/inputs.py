@@ -85,7 +85,9 @@ def of_one(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_changes(changes: Mapping[str, Any]) -> None:
-    """Raises UserError for keys given to `load` that only `sample` takes."""
+    """Raises UserError for what is no dict, and for keys that only `sample` takes."""
+    if not isinstance(changes, Mapping):
+        raise UserError(f'config must be a dict, such as {{"mesh.tensor": 4}}, not {changes!r}')
     prompts = [field.name for field in dataclasses.fields(PromptOptions) if field.name != "blank"]
     for key in map(str, changes):
         section = key.removeprefix("sample.").split(".")[0]

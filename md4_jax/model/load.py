@@ -76,6 +76,8 @@ def _own(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> 
         _check_scale(folder, before, asked["network"])
         same_network.check_sizes(before, asked["network"], domain, str(folder))
         step, params = told.get("step", 0), parameters.own(experiment, Tensors(folder))
+    elif "step" in told:
+        raise UserError(f"{folder} lacks the model.safetensors of a saved model: copy it again")
     else:
         raise UserError(f"{folder} holds no checkpoint yet: train it first")
     form, layout = Chat.kept(folder), Layout.kept(folder)

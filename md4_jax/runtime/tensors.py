@@ -139,6 +139,10 @@ def _files(folder: Place) -> list[Place]:
     if below:
         shown = ", ".join(below[:5]) + ", ..." * (len(below) > 5)
         raise UserError(f"{folder} itself is no run or model, but holds some; name one: {shown}")
+    if folder.name == "checkpoints" and any(name.isdecimal() for name in names):
+        raise UserError(
+            f"{folder} holds the checkpoints of a run: give the run, {folder.parent}, or one of them"
+        )
     raise UserError(
         f"{folder} holds neither a run (checkpoints) nor a model (*.safetensors); a model in a "
         "subfolder on the hub is named as hf:USER/NAME/FOLDER/FILE.safetensors"

@@ -461,6 +461,33 @@ def test_a_file_is_no_model(tmp_path):
         md4_jax.load(tmp_path / "book.txt")
 
 
+@pytest.mark.parametrize(
+    "lost, said",
+    [
+        ("model.safetensors", "saved lacks the model.safetensors of a saved model: copy it again$"),
+        ("tokenizer.json", "tokenizer.json is missing: copy it from where this run or model comes"),
+    ],
+)
+def test_what_an_incomplete_copy_lacks(lost, said, mdlm, tmp_path):
+    """It is no run, so nobody is told to train it first."""
+    folder = Path(str(mdlm.save(tmp_path / "saved")))
+    (folder / lost).unlink()
+    with pytest.raises(UserError, match=said):
+        md4_jax.load(folder)
+
+
+def test_the_folder_of_checkpoints_is_not_the_run(tmp_path):
+    (tmp_path / "run" / "checkpoints" / "700").mkdir(parents=True)
+    said = "checkpoints holds the checkpoints of a run: give the run, .*/run, or one of them"
+    with pytest.raises(UserError, match=said):
+        md4_jax.load(tmp_path / "run" / "checkpoints")
+
+
+def test_changes_that_are_no_dict():
+    with pytest.raises(UserError, match="config must be a dict, .*, not 'mesh.tensor=4'"):
+        md4_jax.load("runs/mine", "mesh.tensor=4")
+
+
 def test_a_program_is_compiled_once_for_the_same_shapes(mdlm):
     mdlm.sample(num=2, steps=4)
     before = len(mdlm.programs)
