@@ -141,7 +141,8 @@ def _files(folder: Place) -> list[Place]:
         raise UserError(f"{folder} itself is no run or model, but holds some; name one: {shown}")
     if folder.name == "checkpoints" and any(name.isdecimal() for name in names):
         raise UserError(
-            f"{folder} holds the checkpoints of a run: give the run, {folder.parent}, or one of them"
+            f"{folder} holds the checkpoints of a run: give the run, {folder.parent}, "
+            "or one of them"
         )
     raise UserError(
         f"{folder} holds neither a run (checkpoints) nor a model (*.safetensors); a model in a "
