@@ -193,10 +193,10 @@ class Progress:
     def show(self, step: int, text: str, steps_per_second: float) -> None:
         """Shows `text` and the remaining time beside the bar, or as a line."""
         seconds = min((self._total - step) / max(steps_per_second, 1e-9), self._budget())
-        text = f"{text}  {int(seconds) // 60}:{int(seconds) % 60:02d} left"
+        left = f"{int(seconds) // 60}:{int(seconds) % 60:02d} left"
         if self._plain:
-            print(f"step {step}/{self._total}  {text}", file=self._stream, flush=True)
-        self._bar.set_postfix_str(text, refresh=False)
+            print(f"step {step}/{self._total}  {text}  {left}", file=self._stream, flush=True)
+        self._bar.set_postfix_str(f"{left}, {text}", refresh=False)  # the terminal cuts the end off
 
     def say(self, text: str) -> None:
         """Prints a separate line without disturbing the bar."""

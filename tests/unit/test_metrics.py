@@ -4,6 +4,8 @@ import functools
 import io
 import json
 import math
+import os
+import termios
 
 import numpy as np
 import pytest
@@ -212,6 +214,20 @@ def test_progress_tells_how_long_the_budget_lasts():
     progress.close()
     first, second = stream.getvalue().splitlines()
     assert first.endswith("1:01 left") and second.endswith("0:20 left")
+
+
+def test_a_terminal_of_80_columns_shows_the_time_left():
+    """What does not fit is cut off at the end."""
+    screen, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))
+    with open(terminal, "w") as stream:
+        progress = Progress(3500, 0, enabled=True, stream=stream)
+        progress.show(100, "training loss 2.358 +- 0.023 bits/character, 19,828 characters/s", 20.0)
+        progress.advance()
+        progress.close()
+        shown = os.read(screen, 4096).decode().strip().split("\r")
+    os.close(screen)
+    assert "2:50 left, training loss 2.358 +- 0.023 bits" in shown[-1] and len(shown[-1]) <= 80
 
 
 def test_log_options():
