@@ -84,7 +84,7 @@ def early(experiment: Experiment, step: int, workdir: Place, one_budget: bool) -
 
 
 def summary(experiment: Experiment, workdir: Place, step: int, results: dict[str, dict]) -> str:
-    """Describes the results and files of a finished training run, and draws the loss."""
+    """Describes the results and the files that there are of a run, and draws the loss."""
     found = next(filter(None, map(levels, results.values())), [])
     bounds = [
         f"; {evaluations.label(name, result['split'])}: {evaluations.line(result)}"
@@ -92,12 +92,15 @@ def summary(experiment: Experiment, workdir: Place, step: int, results: dict[str
         if "bits_per_token" in result
     ]
     events = f" (and TensorBoard: {workdir})" * ("tensorboard" in words(experiment.log.trackers))
-    return (
-        f"\ntrained to step {step}{''.join(bounds)}\n"
-        f"  loss curve    {picture(workdir, found, experiment.domain.unit)}\n"
-        f"  samples       {workdir / 'samples'}\n"
-        f"  metrics       {workdir / METRICS}{events}\n"
-        f"  checkpoints   {workdir / 'checkpoints'}"
+    files = {"samples": "samples", "metrics": METRICS, "checkpoints": "checkpoints"}
+    kept = [
+        f"  {label:13} {workdir / name}{events if name == METRICS else ''}"
+        for label, name in files.items()
+        if (workdir / name).exists()  # an interrupted evaluation has drawn no samples
+    ]
+    curve = picture(workdir, found, experiment.domain.unit)
+    return "\n".join(
+        [f"\ntrained to step {step}{''.join(bounds)}", f"  loss curve    {curve}", *kept]
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import place
 from md4_jax.training import loop, report
 from md4_jax.training.log import LogSettings, TrainLog
 
@@ -32,9 +33,14 @@ class Paper:
 def test_the_summary_names_tensorboard_only_where_it_has_events(trackers, tmp_path):
     log, domain = types.SimpleNamespace(trackers=trackers), types.SimpleNamespace(unit="token")
     experiment = types.SimpleNamespace(log=log, domain=domain)
-    said = report.summary(experiment, tmp_path, 3, {})
-    assert ("TensorBoard" in said) == ("tensorboard" in trackers)
-    assert "metrics.jsonl" in said
+    (tmp_path / report.METRICS).write_text('{"step": 3, "train_bits_per_token": 2.5}\n')
+    (tmp_path / "checkpoints").mkdir()
+    said = report.summary(experiment, place(str(tmp_path)), 3, {}).splitlines()
+    assert said[3:] == [
+        f"  metrics       {tmp_path / 'metrics.jsonl'}"
+        + f" (and TensorBoard: {tmp_path})" * ("tensorboard" in trackers),
+        f"  checkpoints   {tmp_path / 'checkpoints'}",
+    ], "and no samples, of which there are none"
 
 
 def new_log(paper, *, is_bound=True, every=4, held_out="validation"):
