@@ -2,12 +2,17 @@
 
 import contextlib
 import errno
+import glob
 import os
 import pathlib
 import tempfile
+import time
 from collections.abc import Iterator
 
 from md4_jax.protocols import UserError
+
+# Seconds after its last write from which a temporary file is of a process that was killed.
+DEAD = 86_400.0
 
 
 @contextlib.contextmanager
@@ -15,11 +20,13 @@ def new_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a temporary path, renamed to `path` when the block succeeds and deleted otherwise.
 
     Each writer has its own temporary file, and the rename is atomic. So several processes may
-    make the same file at once, and no reader sees an incomplete file.
+    make the same file at once, and no reader sees an incomplete file. Temporary files of this file
+    that nobody has written to for a day are deleted: a killed process leaves its own.
 
     Raises UserError, naming the directory, if the disk is full or the directory is not writable.
     """
     check_made(path.parent)
+    _delete_dead(path)
     try:
         handle, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".part", dir=path.parent)
     except OSError as error:
@@ -32,6 +39,14 @@ def new_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _delete_dead(path: pathlib.Path) -> None:
+    """Deletes temporary files of `path` that were not written for DEAD seconds."""
+    with contextlib.suppress(OSError):  # another process may delete them at the same time
+        for left in path.parent.glob(glob.escape(path.name) + ".*.part"):
+            if time.time() - left.stat().st_mtime > DEAD:
+                left.unlink()
 
 
 @contextlib.contextmanager

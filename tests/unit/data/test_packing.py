@@ -2,13 +2,16 @@
 
 import errno
 import json
+import os
 import threading
+import time
 import zlib
 
 import numpy as np
 import pytest
 
 from md4_jax.data import contents, packing
+from md4_jax.data.cache import new_file
 from md4_jax.data.packing import segments, token_stream
 from md4_jax.data.tokenizers import Bytes, Characters, Text8Symbols
 from md4_jax.protocols import UserError
@@ -262,3 +265,15 @@ def test_a_file_where_the_cache_should_be_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("MD4_JAX_CACHE", str(tmp_path / "taken" / "below"))
     with pytest.raises(UserError, match=r"cache directory .*taken.*MD4_JAX_CACHE"):
         token_stream(Source(), Bytes(), "train")
+
+
+def test_what_a_killed_process_left_is_deleted_after_a_day(tmp_path):
+    """And what another process may be writing is not, nor what belongs to another file."""
+    old, young, other = (tmp_path / f"{name}.part" for name in ("a[1].x", "a[1].y", "b.x"))
+    for path in (old, young, other):
+        path.write_text("half of the tokens")
+    for path in (old, other):
+        os.utime(path, (time.time() - 90_000,) * 2)
+    with new_file(tmp_path / "a[1]") as temporary:
+        temporary.write_text("tokens")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a[1]", "a[1].y.part", "b.x.part"]
