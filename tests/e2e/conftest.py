@@ -132,6 +132,7 @@ def run():
             contextlib.redirect_stderr(err),
             pytest.raises(SystemExit) as ended,
         ):
+            patch.setattr(os, "_exit", sys.exit)  # as after an interruption
             patch.setattr(sys, "argv", ["md4_jax", *map(str, arguments)])
             patch.setattr(sys, "unraisablehook", sys.unraisablehook)  # which main replaces
             main.main()
