@@ -189,8 +189,9 @@ def main() -> None:
         path = out / f"{name}.json"
         if path.exists() and flags.again:
             path.unlink()
-        runs = flags.workdir.absolute() / kind / name
-        data = None if flags.data is None else flags.data.absolute()
+        # Without '..', since `save` looks for them in commands.
+        runs = Path(os.path.abspath(flags.workdir / kind / name))
+        data = None if flags.data is None else Path(os.path.abspath(flags.data))
         own = {**head, "command": head["command"].replace("NAME", name)}
         measure(TABLES[name], path, Settings(data, flags.quick, runs, flags.seeds), own)
     out.with_suffix(".md").write_text(page(out))

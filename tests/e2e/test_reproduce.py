@@ -1,6 +1,7 @@
 """tools/reproduce.py: tables from runs of the program, kept, continued and shown on a page."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,33 @@ def test_impossible_arguments(reproduce, tmp_path, words, message):
     ended = reproduce(*words)
     assert ended.returncode == 2 and message in ended.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_tables_have_no_paths_of_this_machine(monkeypatch, tmp_path):
+    """Paths given with '..' from the checkout, as are those of data beside it."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import program
+    import reproduce
+    import tables
+
+    def rows(settings):
+        words = [f"--config.data.path={settings.data}", f"--workdir={settings.workdir / 'seed0'}"]
+        return [tables.Row("one", lambda: {"commands": [program.written(words)]})]
+
+    made = tables.TABLES["recipes"]._replace(rows=rows)
+    monkeypatch.setitem(tables.TABLES, "recipes", made)
+    monkeypatch.setattr(reproduce, "page", lambda out: "")
+    (tmp_path / "text8").write_text("of the")
+    beside = os.path.relpath(tmp_path, ROOT)
+    words = f"--only recipes --data {beside}/text8 --workdir {beside}/runs --out {tmp_path}/results"
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", *words.split()])
+    monkeypatch.setenv("GLIBC_TUNABLES", "")
+    monkeypatch.chdir(ROOT)
+    reproduce.main()
+    text = (tmp_path / "results" / "recipes.json").read_text()
+    (command,) = json.loads(text)["rows"]["one"]["commands"]
+    assert "--config.data.path=text8 --workdir=runs/reproduce/" in command
+    assert ".." not in text and str(tmp_path) not in text
 
 
 def test_the_chain_has_the_entropy_that_its_text_is_compared_with(monkeypatch, tmp_path):
