@@ -278,10 +278,11 @@ def test_an_answer_may_be_guided_by_its_prompt(model):
 
 
 @needs_jinja
-@pytest.mark.parametrize("text, free", [("abc", 9), ("abcdefghij", 6)])
+@pytest.mark.parametrize("text, free, length", [("abc", 8, 12), ("abcdefghij", 6, 16)])
 @pytest.mark.cases(1)
-def test_the_last_block_is_drawn_whole(text, free, model, monkeypatch):
-    """Of 3 + 6 positions in blocks of 4 twelve are drawn, as if twelve had been asked for."""
+def test_the_last_block_is_drawn_whole(text, free, length, model, monkeypatch):
+    """Of six tokens in blocks of 4, the first of which begins after the prompt, eight are drawn,
+    if the 16 positions of the canvas hold them."""
     prompts = []
 
     def spy(*arguments):
@@ -293,7 +294,7 @@ def test_the_last_block_is_drawn_whole(text, free, model, monkeypatch):
     (found,) = answers.drawn(model, [model.domain.encode(text)], 6, options)
     (prompt,) = prompts
     assert np.flatnonzero(~prompt.mask).tolist() == list(range(len(text), len(text) + free))
-    whole = model.sample(1, text, length=len(text) + free, **options).tokens[0, len(text) :]
+    whole = model.sample(1, text, length=length, **options).tokens[0, len(text) :]
     ended = [n for n, token in enumerate(whole) if token in answers.ends(model)]
     assert found.tolist() == whole[: min([6, *ended])].tolist()
 
