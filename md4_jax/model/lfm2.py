@@ -17,11 +17,9 @@ from md4_jax.runtime.tensors import Tensors
 KIND = "lfm2"
 # Keys of config.json -> their only supported values.
 BUILT = {
-    "tie_word_embeddings": True,
-    "tie_embedding": True,
-    "rope_scaling": None,
-    "conv_bias": False,
-}
+    "tie_word_embeddings": True, "tie_embedding": True, "rope_scaling": None, "conv_bias": False,
+    "block_use_swiglu": True, "use_pos_enc": True,
+}  # fmt: skip
 # Default largest length of sequences: that of the encoders' training.
 LENGTH = 8192
 
@@ -55,7 +53,7 @@ def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
         "rotary_base": _base(told, tensors),
         "attention_layers": tuple(attention),
     }
-    agree(told, tensors, hidden_size=size, num_hidden_layers=depth)
+    agree(told, tensors, hidden_size=size, num_hidden_layers=depth, num_heads=heads)
     network |= _heads(tensors, attention, network) | _width(tensors, attention, depth)
     kinds = ["full_attention" if n in attention else "conv" for n in range(depth)]
     for key, found in (("layer_types", kinds), ("full_attn_idxs", attention)):

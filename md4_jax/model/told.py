@@ -9,6 +9,7 @@ METADATA = (
     "precision", "transformers_version", "quantization_config", "pretrained_model_name_or_path",
     "tokenizer_class", "text_mask_token", "vocab_list", "language", "id2label", "label2id",
     "problem_type", "task_specific_params", "is_folding_model", "esmfold_config",
+    "block_norm_eps", "theta",  # of LFM2, whose code reads norm_eps and rope_theta
 )  # fmt: skip
 TRAINING = (
     "initializer_range", "initializer_cutoff_factor", "init_device", "init_fn", "init_std",
@@ -19,6 +20,7 @@ TRAINING = (
     "router_aux_loss_coef", "output_router_logits", "ar_loss_weight", "dlm_loss_weight",
     "dp_varying_mask_ratio", "train_on_context", "noise_config", "cross_attn", "var_min",
     "block_masking_probability", "mask_block_sizes", "prefix_probability", "truncate_probability",
+    "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init",
     "sampling_eps", "t_eps", "T", "ngpus", "training", "optim", "data", "eval", "hydra",
 )  # fmt: skip
 GENERATION = (
@@ -44,7 +46,8 @@ ARRAYS = (
     "timestep_cond_dim", "adaln", "outside_embed", "cfg_num_classes", "layer_norm_with_affine",
     "attention_bias", "use_qkv_bias", "qkv_bias", "qk_norm", "use_qk_norm", "qk_layernorm",
     "max_window_layers", "alibi_bias_max", "attention_layer_norm_with_affine", "use_rmsnorm",
-    "rotary_dim",
+    "rotary_dim", "block_dim", "block_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of",
+    "block_auto_adjust_ff_dim", "conv_dim", "conv_dim_out",
 )  # fmt: skip
 HARMLESS = frozenset(METADATA + TRAINING + GENERATION + KERNELS + ARRAYS)
 # Values with which an option usually changes nothing.

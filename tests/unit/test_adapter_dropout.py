@@ -9,7 +9,7 @@ import pytest
 from tiny_networks import SIZES, T, Z, random_parameters
 
 from md4_jax.networks import dropout
-from md4_jax.networks.dropout import ADAPTED, for_adapter
+from md4_jax.networks.dropout import for_adapter
 from md4_jax.networks.feed_forward import FeedForward
 from md4_jax.networks.layers import whole
 from md4_jax.networks.linear import Linear
@@ -137,7 +137,7 @@ def test_every_adapter_has_draws_of_its_own(monkeypatch):
     for module in ("layers", "dropout"):  # of branches, and of what adapters read
         monkeypatch.setattr(f"md4_jax.networks.{module}.kept", kept)
     network.bind(params, {}, KEYS).features(Z, T)
-    assert len(found) == 2 * (len(ADAPTED) + 2)
+    assert len(found) == 2 * (7 + 2)
     every = np.concatenate([*found, np.asarray(jax.random.key_data(KEYS))])
     assert len({tuple(row) for row in every}) == len(every)
 
