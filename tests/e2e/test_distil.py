@@ -71,8 +71,8 @@ def test_the_teacher_of_the_first_round_is_the_other_run(student, trained, tmp_p
     assert any((found[8][n] != found[10][n]).any() for n in found[8] if n.startswith("teacher/"))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("step", [2, 4, 6])
-@pytest.mark.cases(1)
 def test_a_resumed_run_ends_bit_for_bit_the_same(step, student, run, tmp_path, same_run):
     """From within a round, and from its end. The teacher's run is no longer needed."""
     again = shutil.copytree(student, tmp_path / "again")

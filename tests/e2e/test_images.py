@@ -119,7 +119,7 @@ CODES = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_images_as_codes_of_an_autoencoder(run, tmp_path):
     folder, png = tmp_path / "vqgan", tmp_path / "png"
     autoencoders.write("vqgan", folder)

@@ -279,6 +279,7 @@ def test_a_signal_and_the_clock_need_no_line_of_the_log(start, tiny, tmp_path):
     assert saved(tmp_path)[-1] == step
 
 
+@pytest.mark.campaign
 def test_a_signal_ends_an_evaluation_of_two(start, tiny, tmp_path, rows):
     """One of them gets it in the second batch: no third one is computed, and the step is saved."""
     words = ("evals.validation.every=2", "evals.validation.batch_size=8", "network.depth=1")

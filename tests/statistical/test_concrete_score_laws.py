@@ -124,6 +124,7 @@ def slowest(law: np.ndarray) -> float:
     return np.sort(np.abs(np.linalg.eigvals(kernel)))[-2]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "proposals, steps", [(16, 8), pytest.param(128, 1, marks=pytest.mark.campaign)]
 )

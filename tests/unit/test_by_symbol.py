@@ -41,7 +41,7 @@ def without(monkeypatch):
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_features_and_gradients_are_those_of_each_token(options, monkeypatch):
     made = network(**options)
     params = perturbed(made.init(jax.random.key(0)))

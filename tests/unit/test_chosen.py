@@ -70,7 +70,7 @@ def both(options: dict, where):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("count", [0, 16, 17, 18, B * L])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.cases(4)
+@pytest.mark.cases(3)
 def test_features_and_gradients_are_those_of_all_positions(options, count):
     """17 of 32 positions fit into the first part; with more, the second is computed as well."""
     (h, gradient), (expected, its_gradient) = both(options, marked(count))

@@ -194,7 +194,7 @@ def test_a_ring_buffer_of_the_window_forgets_nothing_that_is_seen():
     np.testing.assert_allclose(*found, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_two_documents_do_not_see_each_other(model):
     text, noisy = theirs("text", "noisy")
     segments = jnp.asarray([[0] * 8 + [1] * 8] * 2)

@@ -146,7 +146,7 @@ def llada21(tmp_path_factory):
     return md4_jax.load(folder, {"objective.block": 4})
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_llada21_has_the_network_of_llada2(llada21):
     """Its own code gives the numbers of LLaDA2's for these parameters to 3e-7."""
     told = answers("llada2")

@@ -144,7 +144,7 @@ def options_of(way: dict) -> dict:
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_block_after_block_gives_what_one_pass_gives(way):
     """The encoder reads each clean block once, and the decoder reads the cache."""
     denoiser, found, zeros = made(**options_of(way)), [], jnp.zeros(ROWS)

@@ -49,7 +49,7 @@ NOISY = [case for case in ends.cases() if isinstance(case.values[0], HasReverse)
 
 @pytest.mark.quick(25)
 @pytest.mark.parametrize("process", NOISY)
-@pytest.mark.cases(40)
+@pytest.mark.cases(20)
 def test_every_row_of_logits_is_a_law(process):
     outputs, z = outputs_and_states(process)
     each = [(s, t, jnp.full(len(z), s), jnp.full(len(z), t)) for s, t in ends.times_of(process)]
@@ -248,7 +248,7 @@ FINITE = [case for case in ends.cases() if not isinstance(case.values[0], ELSEWH
 
 @pytest.mark.quick(36)
 @pytest.mark.parametrize("process", FINITE)
-@pytest.mark.cases(60)
+@pytest.mark.cases(30)
 def test_one_step_from_the_end_has_the_right_law(process, monkeypatch, x64):
     """One token, exact outputs: by Bayes over all states, at every z_1 that can be."""
     seen = recorded(monkeypatch)

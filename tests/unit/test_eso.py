@@ -357,7 +357,7 @@ def samples(step, steps: int, guided: bool = False):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("alpha_0, steps", [(0.0, 4), (0.5, 2), (1.0, 2)])
 @pytest.mark.parametrize("few", [2, LENGTH])
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_the_cache_changes_no_sample(alpha_0, steps, few, monkeypatch):
     """Also behind prompts, and with a step of more tokens than the smaller program takes."""
     monkeypatch.setattr(eso.reveal, "independent_capacity", lambda *_: few)

@@ -391,6 +391,7 @@ def test_a_prompt_is_obeyed_more_or_less(weight):
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0])
+@pytest.mark.cases(1)
 def test_without_the_prompt_a_causal_network_sees_none_of_it(weight):
     """At weight 0 what is drawn behind a prompt is the same whatever the prompt is."""
     network, params = tiny_networks.built(depth=1, causal=True)
@@ -407,6 +408,7 @@ def test_without_the_prompt_a_causal_network_sees_none_of_it(weight):
     assert (one[:, 3:] == other[:, 3:]).all() == (weight == 0.0)
 
 
+@pytest.mark.campaign
 def test_hidden_positions_are_masks_to_the_network():
     """In a transformer, whole, at some positions, and with repeated rows."""
     network, params = tiny_networks.built(depth=1)

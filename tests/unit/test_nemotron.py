@@ -87,7 +87,7 @@ def _denoiser(model):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("number", range(len(TOLD["samples"])))
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_the_tokens_that_its_sampler_draws(number, model):
     """A first token from the left, which costs no evaluation, and then the surest ones."""
     told = TOLD["samples"][number]

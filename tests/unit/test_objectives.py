@@ -108,6 +108,7 @@ def test_what_is_bound_to_a_row_stays_with_it(objective, make_process):
 
 @pytest.mark.quick(12)
 @every_pair
+@pytest.mark.cases(20)
 def test_the_gradient_of_the_logits_is_finite_and_not_zero(objective, make_process):
     process = make_process(vocab_size=2)
 

@@ -321,7 +321,7 @@ def test_the_last_state_is_the_sample_also_after_more_steps_than_are_shown(model
     np.testing.assert_array_equal([*model.watch("ab", **options)][-1].z, direct.tokens[0])
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_path_shows_each_step_also_beyond_the_grid(model):
     """With a grid of two steps: one mask more or less at a time, as when it is watched."""
     options = dict(length=12, grow=3, steps=2, per_step=1)

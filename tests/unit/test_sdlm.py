@@ -143,7 +143,7 @@ def test_padding_behind_an_answer_changes_nothing(model):
     assert found.tolist() == told["drawn"][-1][:size]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_given_tokens_behind_masks_stay_and_are_seen_by_later_ones(model):
     tokens = np.random.default_rng(0).integers(0, 119, (2, 24)).astype(np.int32)
     given = np.zeros((2, 24), bool)

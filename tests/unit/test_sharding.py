@@ -103,7 +103,7 @@ def test_an_uneven_split_is_refused_with_its_numbers():
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("options", [{}, dict(scan_blocks=False, qk_norm=True), dict(lora_rank=4)])
-@pytest.mark.cases(36)
+@pytest.mark.cases(18)
 def test_every_array_of_a_state_has_a_place(network, optimizer, options, capsys):
     """The copies of a parameter in the optimizer and the average lie as the parameter does."""
     sharding._warn_replicated.cache_clear()

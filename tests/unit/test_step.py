@@ -281,9 +281,8 @@ def test_a_bounded_optimizer_makes_the_same_step(batch):
     assert_same(*(step(before, batch)[0] for step in steps))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.campaign
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.cases(1)
 def test_types_are_the_same_where_jax_has_64_bits(optimizer):
     """Otherwise a checkpoint could be read only with the setting with which it was made."""
     network = Transformer(4, size=8, depth=1, heads=2, hidden=8, initial="torch").build()

@@ -46,7 +46,7 @@ def bound(objective, denoiser, process, x=X, **rule) -> np.ndarray:
 @every_bound
 @of_mu
 @pytest.mark.parametrize("schedule", [Linear(), Cosine(), Polynomial(2.0)])
-@pytest.mark.cases(6)
+@pytest.mark.cases(3)
 def test_m05_exact_outputs_have_the_nats_of_the_data(objective, parametrisation, schedule):
     """From alpha = 1 to 0 no other term is left: -log p(x) for every x."""
     process = Uniform(3, schedule, parametrisation)
