@@ -1,7 +1,7 @@
 """LFM2.5-Encoder-Diffusion: a bidirectional LFM2 (arXiv:2511.23404) as a masked diffusion model.
 
-LiquidAI trained their masked language model LFM2.5-Encoder further on conversations, at all mask
-ratios. Each token is predicted at its own position.
+LiquidAI trained their masked language model LFM2.5-Encoder further on conversations, as a masked
+diffusion model. Each token is predicted at its own position.
 """
 
 import re
