@@ -41,7 +41,7 @@ def both(run, tmp_path_factory):
     return folder / "classifier", folder / "model"
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_classifier_is_trained_evaluated_and_resumed(both, run, refused, tmp_path):
     workdir, _ = both
     said = (workdir.parent / "classifier.txt").read_text()

@@ -99,7 +99,7 @@ def fails_at(monkeypatch, errors: dict[int, Exception]) -> None:
     monkeypatch.setattr(LikelihoodBound, "run", run)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_training_goes_on_without_an_evaluation(run, tiny, trained, tmp_path, monkeypatch, arrays):
     full = OSError(errno.ENOSPC, "No space left on device", "there")
     errors = {10: UserError("no bound today"), 15: MemoryError("array of 9 TB"), 20: full}

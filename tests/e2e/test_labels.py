@@ -20,7 +20,7 @@ def texts(tmp_path):
     return path, rows
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_texts_of_classes(texts, run, tiny, tmp_path):
     path, rows = texts
     data = dict(name="text", path=path, label_key="kind", length=12, test=0.1)

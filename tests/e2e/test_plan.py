@@ -17,6 +17,7 @@ SOME = ("2x2x1x2", "8x1x1x1", "1x8x1x1", "1x1x8x1")
 MESHES = ("2x1x2x2", *(pytest.param(mesh, marks=pytest.mark.campaign) for mesh in SOME))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("mesh", MESHES)
 def test_flops_and_bytes_are_those_of_the_compiled_program(mesh, program):
     """Without loops, which the compiler counts once: FLOPs to 3%, bytes to 1%."""

@@ -52,6 +52,7 @@ def share(run, answer) -> float:
     return np.mean([text.startswith(f"q?{answer}") for text in drawn.texts])
 
 
+@pytest.mark.campaign
 def test_a_run_learns_what_is_rewarded(run, tiny, tuned):
     """The last line of the log says how much it gets; evaluation is by the bound of the data."""
     assert share(tuned / "tuned", "yy") < 0.5

@@ -304,6 +304,7 @@ def test_points_of_a_frontier_are_made_again_for_another_checkpoint_alone(copy, 
     assert points("newest") == 4
 
 
+@pytest.mark.campaign
 def test_a_frontier_of_nothing_is_refused(environment, tmp_path):
     ended = frontier(environment, tmp_path)
     assert ended.returncode == 1 and f"{tmp_path} holds no trained run" in ended.stderr

@@ -84,6 +84,7 @@ def test_the_first_call_of_a_turn_and_disturbed_ones_are_not_counted(table, tmp_
     assert rows[1][2].startswith("2.00 ")
 
 
+@pytest.mark.campaign
 def test_a_program_that_fails_is_named(environment, tmp_path):
     command = [sys.executable, "tools/versus.py", "--out", tmp_path / "v.json", "other:1=false"]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

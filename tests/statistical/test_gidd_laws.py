@@ -80,6 +80,7 @@ def test_with_more_steps_the_law_of_the_samples_tends_to_that_of_the_data(x64):
     assert apart[1] < 0.01 and apart[2] == pytest.approx(apart[1] / 2, rel=0.05)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("steps", [3, pytest.param(64, marks=pytest.mark.campaign)])
 def test_samples_have_the_law_of_the_model(steps):
     """Chi-squared, n = 20,000, p > 1e-4: three steps of a wrong denoiser, and the data's law.

@@ -33,8 +33,8 @@ def step(objective, length=LENGTH, symbols=SYMBOLS, **overrides):
     return part.flops, part.model - head, head
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("scan", ["True", "False"])
-@pytest.mark.cases(1)
 def test_the_head_costs_its_smallest_capacity(scan):
     """17/32 of the positions, of the 81% of the formula's step that the head is."""
     flops, trunk, head = step("any_order", **{"network.scan_blocks": scan})

@@ -90,6 +90,7 @@ def test_a_sample_does_not_depend_on_its_neighbours():
     np.testing.assert_array_equal(one[0], eight[0])
 
 
+@pytest.mark.campaign
 def test_the_last_token_has_the_law_of_the_network_after_the_first_two():
     """Blocks of one after a given pair: chi-squared of the third token, n = 20,000, p > 1e-4."""
     n = 20_000

@@ -174,7 +174,7 @@ def test_one_noisy_token_has_the_law_of_the_class_in_any_number_of_steps(steps, 
     np.testing.assert_allclose(law, ONE[1], atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_two_tokens_tend_to_the_law_of_the_class_with_the_number_of_steps(x64):
     """The error is of first order: with four times the steps it is a quarter."""
     process = Uniform(3, parametrisation="mixture")

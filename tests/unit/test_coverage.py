@@ -182,8 +182,7 @@ def test_padding_has_no_stratum():
     assert result["sequences"] == 64 and result["nats_per_token_se"] < 0.5
 
 
-@pytest.mark.slow
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("family", [pytest.param("udlm", marks=pytest.mark.campaign), "d3pm"])
 def test_intervals_hold_the_bound(family, tool):
     """100 repetitions: 95% within 4 standard errors of a share, 8.7; new and equal sequences."""

@@ -179,7 +179,7 @@ def test_a_cache_of_a_text_that_begins_later_gives_the_logits_of_transformers(de
     np.testing.assert_allclose(np.concatenate(found, axis=1), after, atol=CLOSE)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_ring_buffer_of_the_window_forgets_nothing_that_is_seen():
     network, params = built(DiffusionGemma, window=4, global_every=3)
     blocks = network.bind(params).blocks

@@ -32,7 +32,7 @@ SEGMENTS = jnp.array([[0] * 9 + [-1] * 3, [0] * 4 + [1] * 8])
         dict(shifted=True, scan_blocks=False),
     ],
 )  # fmt: skip
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_a_window_among_its_own_text_has_the_features_of_the_whole(options, segments):
     denoiser = bound(segments=segments, **options)
     whole = denoiser.features(Z, T)

@@ -300,6 +300,7 @@ def test_blocks_keep_two_caches(process):
     np.testing.assert_array_equal(cached, again)
 
 
+@pytest.mark.campaign
 def test_a_causal_network_keeps_two_caches(monkeypatch):
     """One token at a time is read, and samples are those without the caches."""
     network, params = tiny_networks.built(classes=2, depth=1, causal=True)
@@ -445,7 +446,7 @@ def plain(network, params, is_clean):
 
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("drawn", [plain, steered])
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_a_prompt_that_training_kept_clean_is_shown_clean(drawn, is_clean):
     """A network that read clean prompts has p(x_1 | x_0 = 1) only if it sees them so.
 

@@ -167,7 +167,7 @@ def around(place):
     return log_masses(jnp.asarray(place, jnp.float32), scale, 9)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_dit_of_intensities_starts_at_what_it_sees():
     """A logistic around the input itself, 0 at masks; the same for few positions."""
     options = SIZES_OF[DiT] | dict(vocab_size=9, input="intensity", output="truncated_logistic")
@@ -235,9 +235,8 @@ def test_dropout_of_a_residual_block_keeps_its_mean():
     assert (np.abs(found.mean(axis=0) - whole[0]) < 4.5 * error).all() and error.min() > 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @every_network
-@pytest.mark.cases(1)
 def test_labels_are_told_hidden_and_refused(make):
     # Of 32 channels each is a group of its own, whose norm takes out what a label adds to it.
     sizes = dict(channels=64) if make is UNet else {}
