@@ -22,7 +22,7 @@ from md4_jax.networks.linear import Linear, Normalize, normalized_heads
 from md4_jax.networks.ordered import InOrder
 from md4_jax.networks.positions import places, places_from, places_of_halves
 from md4_jax.networks.rotary import rotate, scaled_queries
-from md4_jax.networks.short_convolution import ShortConvolution
+from md4_jax.networks.short_convolution import ShortConvolution, with_neighbours
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, constrain
 
@@ -173,15 +173,8 @@ class LocalMixing(nn.Module):
             padded = jnp.pad(x_BxLxD, ((0, 0), (before, after), (0, 0)))
         else:
             padded = jnp.concatenate([before_BxNxD, x_BxLxD], axis=1)
-        length, mixed = x_BxLxD.shape[1], x_BxLxD
-        for tap in range(self.width):
-            neighbour = padded[:, tap : tap + length]
-            if segments is not None:
-                around = jnp.pad(segments, ((0, 0), (before, after)), constant_values=-1)
-                same = around[:, tap : tap + length] == segments
-                neighbour = jnp.where(same[..., None], neighbour, 0)
-            mixed = mixed + neighbour * scale_WxD[tap].astype(x_BxLxD.dtype)
-        return mixed
+        scale_WxD = scale_WxD.astype(x_BxLxD.dtype)
+        return with_neighbours(x_BxLxD, padded, scale_WxD, segments, (before, after))
 
 
 class Block(nn.Module):

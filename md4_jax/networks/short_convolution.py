@@ -51,14 +51,29 @@ class ShortConvolution(nn.Module):
 
 def convolved(x_BxLxD: Array, taps_WxD: Array, segments: Array | None) -> Array:
     """Computes y_l = sum_w taps_w x_(l + w - W // 2); tokens of another segment count as zero."""
-    length, width = x_BxLxD.shape[1], len(taps_WxD)
+    width = len(taps_WxD)
     around = (width // 2, width - 1 - width // 2)
-    padded, out = jnp.pad(x_BxLxD, ((0, 0), around, (0, 0))), jnp.zeros_like(x_BxLxD)
-    for tap in range(width):
+    padded = jnp.pad(x_BxLxD, ((0, 0), around, (0, 0)))
+    return with_neighbours(jnp.zeros_like(x_BxLxD), padded, taps_WxD, segments, around)
+
+
+def with_neighbours(
+    x_BxLxD: Array,
+    padded: Array,
+    taps_WxD: Array,
+    segments: Array | None,
+    around: tuple[int, int],
+) -> Array:
+    """Adds to x_l the sum over w of taps_w padded_(l + w), but none of another segment.
+
+    padded   [B, L + W - 1, D]: the inputs, with `around` more before and after them
+    """
+    length = x_BxLxD.shape[1]
+    for tap, weight_D in enumerate(taps_WxD):
         neighbour = padded[:, tap : tap + length]
         if segments is not None:
             other = jnp.pad(segments, ((0, 0), around), constant_values=-1)
             same = other[:, tap : tap + length] == segments
             neighbour = jnp.where(same[..., None], neighbour, 0)
-        out = out + neighbour * taps_WxD[tap]
-    return out
+        x_BxLxD = x_BxLxD + neighbour * weight_D
+    return x_BxLxD
