@@ -37,7 +37,8 @@ def get_config() -> ConfigDict:
                 # network.gaps, and edits with network.edits too |
                 # resizing(schedule, expand, delete), for objective dreamon |
                 # gaussian_masking(schedule, confusion_start, confusion_end, parametrisation) |
-                # metric_path(power, table, scale, exponent, offset, parametrisation)
+                # metric_path(power, table, scale, exponent, offset, parametrisation) |
+                # partial_masking(schedule, parts, shuffle), with network.name="sub_tokens"
                 name="masking",
                 # linear | polynomial(power) | power(exponent) | cosine | shifted_cosine(shift) |
                 # geometric(minimum, maximum) | exponential(scale, exponent) | log_linear(eps) |
@@ -71,6 +72,7 @@ def get_config() -> ConfigDict:
                 # with edits: texts of variable length
                 # partition, with network.name="partition"
                 # candi(form), with process gaussian_masking
+                # prime(form), with process partial_masking and network.name="sub_tokens"
                 # eso(alpha_0, split), and its bound eso_orders(orders), with sample.name="eso" and
                 # network.time_conditioning=False
                 # wedlm(block_size, left_to_right, weights), with sample.name="streaming" and
@@ -81,7 +83,7 @@ def get_config() -> ConfigDict:
                 name="md4",
             ),
             network=dict(
-                # transformer | partition | modernbert | lfm2 | esm | diffusion_gemma |
+                # transformer | partition | sub_tokens | modernbert | lfm2 | esm | diffusion_gemma |
                 # encoder_decoder | classifier; for images: unet | uvit | dit | dit_classifier; for
                 # their codes: maskgit (docs/networks.md)
                 name="transformer",

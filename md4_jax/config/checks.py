@@ -5,7 +5,14 @@ from functools import partial
 from typing import Any
 
 from md4_jax.config.evaluators import with_keys_of
-from md4_jax.config.fit import Component, check_dropout, check_fit, check_order, objective_name
+from md4_jax.config.fit import (
+    Component,
+    check_dropout,
+    check_fit,
+    check_order,
+    check_parts,
+    objective_name,
+)
 from md4_jax.config.guide_checks import check_classifier
 from md4_jax.config.load import unknown
 from md4_jax.config.mesh_checks import check_batches, check_bound_batch, check_context
@@ -31,7 +38,7 @@ def validate(experiment: Experiment) -> None:
     evaluators = experiment.evals.items()
     of_experiment = [
         check_batches, check_context, _check_tables, _check_classes, _check_log, _check_clock,
-        _check_documents, _check_rounds, _check_positions, check_classifier,
+        _check_documents, _check_rounds, _check_positions, check_parts, check_classifier,
     ]  # fmt: skip
     all_of(
         *(partial(check, experiment) for check in of_experiment),

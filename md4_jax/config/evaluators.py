@@ -27,7 +27,7 @@ from md4_jax.protocols import Needs, Network, Objective, UserError
 BOUNDS = (
     "autoregressive", "any_order", "genmd4", "uniform_elbo", "score_entropy", "ctmc", "gidd",
     "d3pm", "flexmdm", "edit_flow", "masked_edit_flow",
-    "candi",
+    "candi", "prime",
 )  # fmt: skip
 # Keys of the training objective that other sections inherit unless they set them: the block size
 # of samples, that of an objective in an order, and the fraction of tokens that diffusion generates.

@@ -177,6 +177,23 @@ def _check_resizing(experiment: Experiment, part: Component) -> None:
         )
 
 
+def check_parts(experiment: Experiment) -> None:
+    """Raises UserError if the network does not read the sub-tokens that the process hides."""
+    hidden, read = getattr(experiment.process, "parts", 0), experiment.network.parts
+    if hidden == read:
+        return
+    sections = (experiment.config["process"], experiment.config["network"])
+    own, other = (
+        f"name={section['name']!r}" + (f" with parts={parts}" if parts else "")
+        for section, parts in zip(sections, (hidden, read), strict=True)
+    )
+    raise UserError(
+        f"process.{own} does not fit network.{other}: process.name='partial_masking' needs "
+        "network.name='sub_tokens', and the other way round, with process.parts and network.parts "
+        "equal"
+    )
+
+
 def check_dropout(experiment: Experiment) -> None:
     """Raises UserError for dropout of attention weights that the objective's attention lacks."""
     rate = experiment.config["network"].get("attention_dropout", 0.0)

@@ -9,6 +9,7 @@ from md4_jax.networks.lfm2 import Lfm2
 from md4_jax.networks.maskgit import MaskGit
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.partition import Partition
+from md4_jax.networks.sub_tokens import SubTokens
 from md4_jax.networks.transformer import Transformer
 from md4_jax.networks.unet import UNet
 from md4_jax.networks.uvit import UViT
@@ -19,6 +20,7 @@ NETWORKS = {
     "uvit": UViT,
     "dit": DiT,
     "partition": Partition,
+    "sub_tokens": SubTokens,
     "modernbert": ModernBert,
     "esm": Esm,
     "lfm2": Lfm2,

@@ -24,6 +24,7 @@ from md4_jax.objectives.md4 import MD4, DiscreteMD4
 from md4_jax.objectives.partition import Partition
 from md4_jax.objectives.policy import Policy
 from md4_jax.objectives.preference import Preference
+from md4_jax.objectives.prime import Prime
 from md4_jax.objectives.radd import TDCE, LambdaDCE
 from md4_jax.objectives.reparameterized import Reparameterized
 from md4_jax.objectives.score_entropy import ScoreEntropy
@@ -67,5 +68,6 @@ OBJECTIVES = {
     "dreamon": DreamOn,
     "partition": Partition,
     "candi": CANDI,
+    "prime": Prime,
     "classifier": Classifier,
 }

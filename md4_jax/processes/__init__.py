@@ -7,6 +7,7 @@ from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.insertion import Insertion
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.metric_path import MetricPath
+from md4_jax.processes.partial_masking import PartialMasking
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.resizing import Resizing
 from md4_jax.processes.state_dependent import StateDependent
@@ -25,5 +26,6 @@ PROCESSES = {
     "edits": Edits,
     "gaussian_masking": GaussianMasking,
     "metric_path": MetricPath,
+    "partial_masking": PartialMasking,
     "resizing": Resizing,
 }

@@ -99,6 +99,40 @@ class PredictsClean(Process, Protocol):
 
 
 @runtime_checkable
+class RevealsParts(PredictsClean, Protocol):
+    """Masking of the sub-tokens of each token, all with one schedule."""
+
+    schedule: Schedule
+    parts: int
+
+    @property
+    def mask_id(self) -> int: ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether alpha runs from 1 to 0, so that a bound over t in [0, 1] misses no term."""
+
+    @property
+    def digits(self) -> Array:
+        """Sub-tokens of each token, int32 [V, parts]."""
+
+    def hidden(self, z: Array) -> Array:
+        """Returns which sub-tokens are hidden: bool [..., parts]."""
+
+    def hide(self, x: Array, hidden: Array) -> Array:
+        """Returns the symbols of tokens x [...] with hidden sub-tokens, bool [..., parts]."""
+
+    def code(self, z: Array) -> Array:
+        """Returns the input of the network for each symbol: int32 like z."""
+
+    def chosen(self, keys: Array, length: int, probability: Array) -> Array:
+        """Draws sub-tokens with this probability: bool [B, length, parts]."""
+
+    def reveal_probability(self, s: Array, t: Array) -> Array:
+        """Returns P(a sub-token is visible at s | it is hidden at t), s < t."""
+
+
+@runtime_checkable
 class HasReverse(PredictsClean, Protocol):
     """Reverse step p(z_s | z_t), computed from the network's outputs [B, L, V]."""
 

@@ -10,30 +10,6 @@ import jax.numpy as jnp
 from md4_jax.protocols.batch import Array, Params
 
 
-class Mixture(NamedTuple):
-    """Weighted sum of the embeddings of K symbols at each position, an alternative input to z.
-
-    symbols  int32 [B, L, K], or [K] if equal at all positions; may include the mask V
-    weights  float [B, L, K]; need not sum to 1 or be positive
-    """
-
-    symbols: Array
-    weights: Array
-
-
-class Conditioned(NamedTuple):
-    """Tokens with a signal from the network's previous prediction (self-conditioning).
-
-    Some networks accept it in place of z.
-
-    tokens  int32 [B, L]
-    signal  [B, L, D], from `Denoiser.recall`
-    """
-
-    tokens: Array
-    signal: Array
-
-
 class Accelerator(NamedTuple):
     """Optional faster versions of a network's functions, with the same results.
 
@@ -110,9 +86,11 @@ class Blockwise(NamedTuple):
         return self._replace(features=self.features and features, **adapted)
 
 
-def _on_signal(function: Callable | None, signal: Callable) -> Callable | None:
-    """Returns the function of (z, t, ...) that calls function(z, signal(t), ...); None for None."""
-    return function and (lambda z, t, *rest: function(z, signal(t), *rest))
+def _on_signal(
+    function: Callable | None, signal: Callable, read: Callable = lambda z: z
+) -> Callable | None:
+    """Returns (z, t, ...) -> function(read(z), signal(t), ...); None for None."""
+    return function and (lambda z, t, *rest: function(read(z), signal(t), *rest))
 
 
 class Ordered(NamedTuple):
@@ -213,22 +191,27 @@ class Denoiser(NamedTuple):
         """Returns the denoiser for batches with each row repeated `count` times in a row."""
         return self if self.rebind is None else self.rebind(count)
 
-    def with_signal(self, signal: Callable[[Array], Array]) -> "Denoiser":
-        """Returns the same denoiser, whose network gets signal(t) as its time input."""
+    def with_signal(
+        self, signal: Callable[[Array], Array], read: Callable[[Array], Array] = lambda z: z
+    ) -> "Denoiser":
+        """Returns the same denoiser, whose network gets signal(t) as its time input, and read(z).
+
+        read is not for `blocks`, `gaps`, `edits`, `classify` and `ordered`.
+        """
         shortcuts, rebind, within = self.accelerator, self.rebind, self.within
         return self._replace(
-            features=_on_signal(self.features, signal),
+            features=_on_signal(self.features, signal, read),
             accelerator=shortcuts._replace(
-                features_at=_on_signal(shortcuts.features_at, signal),
-                features_where=_on_signal(shortcuts.features_where, signal),
+                features_at=_on_signal(shortcuts.features_at, signal, read),
+                features_where=_on_signal(shortcuts.features_where, signal, read),
             ),
             blocks=self.blocks and self.blocks.with_signal(signal),
-            rebind=rebind and (lambda count: rebind(count).with_signal(signal)),
+            rebind=rebind and (lambda count: rebind(count).with_signal(signal, read)),
             gaps=_on_signal(self.gaps, signal),
             edits=_on_signal(self.edits, signal),
             classify=_on_signal(self.classify, signal),
             ordered=self.ordered and self.ordered.with_signal(signal),
-            within=within and (lambda segments: within(segments).with_signal(signal)),
+            within=within and (lambda segments: within(segments).with_signal(signal, read)),
         )
 
 
@@ -259,6 +242,7 @@ class Network(NamedTuple):
     classifies its denoisers have `classify`, and predict no tokens
     hides      its denoisers have `within`
     encodes    it has a separate encoder for clean blocks, which is unused without blocks
+    parts      number of sub-tokens of the tokens whose codes it reads instead of z; 0: it reads z
     """
 
     init: Callable[[Array], Params]
@@ -284,6 +268,7 @@ class Network(NamedTuple):
     ordered: bool = False
     hides: bool = False
     encodes: bool = False
+    parts: int = 0
 
     def size(self, params: Params) -> int:
         """Returns the number of parameters (arrays or their shapes), without padding."""
@@ -295,4 +280,5 @@ class Network(NamedTuple):
         """Returns the denoiser of params {'network', 'process', ...}, a function of (z, t)."""
         known = () if self.companion is None else (self.companion.bound(params["companion"]),)
         bound = self.bind(params["network"], context or {}, keys, *known)
-        return bound.with_signal(params["process"].signal)
+        process = params["process"]
+        return bound.with_signal(process.signal, *((process.code,) if self.parts else ()))

@@ -11,6 +11,7 @@ from md4_jax.processes.capabilities import (
     ObservesMasks,
     RevealsBySymbol,
     RevealsMasks,
+    RevealsParts,
 )
 from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, pytree
@@ -18,6 +19,7 @@ from md4_jax.samplers.chain import Chain, RevealsByOutputs, RevealsIndependently
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.observed import reveal_observed
 from md4_jax.samplers.reveal import draw_where
+from md4_jax.samplers.sub_tokens import reveal_parts
 from md4_jax.samplers.transforms import Transform
 
 
@@ -30,11 +32,13 @@ class Ancestral:
     its token is drawn from the denoiser. With a single draw over V + 1 symbols, rounding could
     change the number of revealed tokens. If alpha depends on the symbol (GenMD4), so does the
     probability, which then needs the network. The Gaussian observations of masks (CANDI) take a
-    step too: `reveal_observed`.
+    step too: `reveal_observed`. Sub-tokens are revealed one by one: `reveal_parts`.
     Other noise: every position is drawn from the process's `reverse_logits`.
     """
 
-    needs: ClassVar[Needs] = Needs((RevealsMasks, RevealsBySymbol, HasReverse, ObservesMasks))
+    needs: ClassVar[Needs] = Needs(
+        (RevealsMasks, RevealsBySymbol, HasReverse, ObservesMasks, RevealsParts)
+    )
     level: ClassVar[None] = None
 
     transform: Transform = Transform()
@@ -46,6 +50,8 @@ class Ancestral:
             return reveal_masks(self, denoiser, process, chain, s, t, keys)
         if isinstance(process, ObservesMasks):
             return reveal_observed(self.transform, denoiser, process, chain, (s, t), keys)
+        if isinstance(process, RevealsParts):
+            return reveal_parts(self.transform, denoiser, process, chain, (s, t), keys)
         outputs = denoiser(chain.z, jnp.full(chain.z.shape[:1], t))
         if isinstance(process, RevealsBySymbol | RevealsByOutputs):
             return self._reveal_by_outputs(process, chain, outputs, s, t, keys)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.processes.capabilities import ObservesMasks, PredictsClean
+from md4_jax.processes.capabilities import ObservesMasks, PredictsClean, RevealsParts
 from md4_jax.processes.draws import fold_keys, split_keys
 from md4_jax.protocols import Array, Denoiser, Prompt, UserError
 from md4_jax.samplers import reveal
@@ -23,6 +23,7 @@ from md4_jax.samplers.chain import (
 )
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.observed import finish_observed
+from md4_jax.samplers.sub_tokens import finish_parts, shown
 
 
 class Frames(NamedTuple):
@@ -123,7 +124,7 @@ def _step_by_step(
     times, chain = jnp.asarray(grid), with_memory(denoiser, process, step, chain)
 
     def seen(chain: Chain, after: Chain) -> tuple[Chain, Frames]:
-        return after, Frames(chain.z[:traced], chain.confidence[:traced])
+        return after, Frames(shown(process, chain.z[:traced]), chain.confidence[:traced])
 
     def body(chain: Chain, index: Array) -> tuple[Chain, Frames]:
         both, own = (times[index - 1], times[index]), fold_keys(keys, index)
@@ -257,10 +258,9 @@ def finish(
     Otherwise only masks are drawn, since steps of finite size may leave some. A step that
     `Finishes` uses its own method. taken: number of further steps of a step that `GoesOn`.
     """
-    if isinstance(step, GoesOn):
-        return step.finish(denoiser, process, chain, keys, taken)
     if isinstance(step, Finishes):
-        return step.finish(denoiser, process, chain, keys)
+        more = (taken,) if isinstance(step, GoesOn) else ()
+        return step.finish(denoiser, process, chain, keys, *more)
     level = 0.0 if step.level is None or process.shows_clean else step.level
     return without_noise(denoiser, process, step.transform, chain, jnp.float32(level), keys)
 
@@ -269,8 +269,9 @@ def without_noise(
     denoiser: Denoiser, process: Any, transform: Any, chain: Chain, time: Array, keys: Array
 ) -> Chain:
     """Draws all tokens that may still be noise at this time from the denoiser, at once."""
-    if isinstance(process, ObservesMasks):
-        return finish_observed(transform, denoiser, process, chain, time, keys)
+    for kind, ended in ((ObservesMasks, finish_observed), (RevealsParts, finish_parts)):
+        if isinstance(process, kind):
+            return ended(transform, denoiser, process, chain, time, keys)
     if process.shows_clean:
         left = process.is_noise(chain.z)
         return reveal.draw_where(denoiser, transform, chain, left, t=time, keys=keys)
