@@ -24,6 +24,7 @@ from md4_jax.objectives.distillation import Teacher
 from md4_jax.objectives.gidd import GIDD
 from md4_jax.objectives.md4 import DiscreteMD4
 from md4_jax.objectives.policy import Policy
+from md4_jax.objectives.prime import Prime
 from md4_jax.objectives.radd import TDCE
 from md4_jax.objectives.sdtt import SDTT
 from md4_jax.objectives.uniform_elbo import UniformELBO
@@ -87,6 +88,7 @@ OBJECTIVE_CASES = {name: make() for name, make in OBJECTIVES.items()} | {
     "gidd, clip": GIDD("clip"),
     "gidd, dynamic": GIDD("dynamic"),
     "candi, cross entropy": CANDI("cross_entropy"),
+    "prime, joint": Prime("joint"),
     "concrete score, one level": ConcreteScore(time=0.3),
     "concrete score, denoising": ConcreteScore("denoising"),
     "policy, near the start": Policy(kl=0.3),

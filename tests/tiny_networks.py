@@ -16,6 +16,7 @@ from md4_jax.networks.lfm2 import Lfm2
 from md4_jax.networks.maskgit import MaskGit
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.partition import Partition
+from md4_jax.networks.sub_tokens import SubTokens
 from md4_jax.networks.transformer import Transformer
 from md4_jax.networks.unet import UNet
 from md4_jax.networks.uvit import UViT
@@ -26,6 +27,7 @@ CONVOLVED = dict(vocab_size=5, shape=(2, 3, 1), blocks=1)
 SIZES_OF = {
     Transformer: SIZES,
     Partition: SIZES,
+    SubTokens: SIZES,
     ModernBert: SIZES | dict(window=4, global_every=2),
     Lfm2: SIZES | dict(attention_layers=(1,)),
     Esm: SIZES,

@@ -26,12 +26,12 @@ def tabled(table: Array, *, causal: bool) -> Denoiser:
     the clean earlier blocks.
     """
     length, symbols = table.shape[2:]
-    here = jnp.arange(length)
+    states, here = round(table.shape[1] ** (1 / length)), jnp.arange(length)
 
     def of_state(z: Array, t: Array, end: Array) -> Array:
         """Outputs [B, L, V] of positions that see z [B, L, L or 1] before `end` [L]."""
         seen = jnp.where(here[None, :, None] < end, jnp.broadcast_to(z, (*z.shape[:2], length)), 0)
-        code = jnp.sum(seen * (symbols + 1) ** here[:, None], axis=1)
+        code = jnp.sum(seen * states ** here[:, None], axis=1)
         return jnp.einsum("fblv,blf->blv", table[:, code, here], _functions(t))
 
     def features(z: Array | Mixture, t: Array) -> Array:

@@ -12,6 +12,7 @@ from md4_jax.processes.capabilities import (
     RedrawsUniformly,
     RevealsBySymbol,
     RevealsMasks,
+    RevealsParts,
 )
 from md4_jax.protocols import Array
 
@@ -64,6 +65,8 @@ def enumerated(process: Any, choices: Choices) -> Any:
     own: dict[str, Callable] = {}
     if marginals_of(process) is not None:
         own["corrupt"] = _corrupt(cls, choices)
+    if isinstance(process, RevealsParts):
+        own["corrupt"] = _hide_parts(cls, choices)
     if isinstance(process, RevealsMasks):
         own |= {"mask_each": _mask_each(cls, choices), "mask_exactly": _mask_exactly(cls, choices)}
     if isinstance(process, HasForwardRates) and hasattr(process, "jump"):
@@ -120,6 +123,20 @@ def _corrupt(cls: type, choices: Choices) -> Callable:
         choices.count(probability)
         possible = jnp.repeat(probability > 0, len(x) // len(probability))[:, None]
         return jnp.where(possible, z, x).astype(x.dtype)
+
+    return corrupt
+
+
+def _hide_parts(cls: type, choices: Choices) -> Callable:
+    def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
+        """Takes every pattern of hidden sub-tokens."""
+        if not choices.fits(x):
+            return cls.corrupt(self, keys, x, t)
+        pattern = choices.each(2**self.parts, x.shape[1])
+        hidden = pattern[..., None] >> jnp.arange(self.parts) & 1 > 0
+        p = self.schedule.one_minus_alpha(t)[:, None, None]
+        choices.count(jnp.prod(jnp.where(hidden, p, 1.0 - p), axis=(1, 2)))
+        return self.hide(x, hidden)
 
     return corrupt
 

@@ -112,8 +112,8 @@ class Problem:
     @property
     def table(self) -> tuple[int, ...]:
         """Returns the shape of the tables of denoisers."""
-        from_states = (self.symbols + 1) ** self.length
-        return 4, from_states, self.length, self.symbols
+        states = max(self.symbols + 1, getattr(self.process, "states", 0))
+        return 4, states**self.length, self.length, self.symbols
 
     def calls(self, rule: Rule) -> int:
         """Returns the number of calls of the objective for computing L of every sequence."""
@@ -152,10 +152,12 @@ class Problem:
 def problem(objective: Any, process: Any, symbols: int, length: int) -> Problem:
     """Makes the problem of an objective and a process with this number of symbols.
 
-    Blocks of an objective are limited to half of the length, so that there are several.
+    Blocks of an objective are limited to half of the length, so that there are several, and
+    sub-tokens of a process to two: more have too many states.
     """
     block = getattr(objective, "block", 0)
     if block > 1:
         objective = dataclasses.replace(objective, block=min(block, -(-length // 2)))
-    process = dataclasses.replace(process, vocab_size=symbols).init()
+    fewer = {"parts": 2} if getattr(process, "parts", 0) > 2 else {}
+    process = dataclasses.replace(process, vocab_size=symbols, **fewer).init()
     return Problem(symbols, length, objective, process)

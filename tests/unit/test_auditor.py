@@ -21,10 +21,12 @@ from md4_jax.objectives.genmd4 import GenMD4
 from md4_jax.objectives.gidd import GIDD
 from md4_jax.objectives.md4 import MD4
 from md4_jax.objectives.noising import noised
+from md4_jax.objectives.prime import Prime
 from md4_jax.objectives.uniform_elbo import UniformELBO
 from md4_jax.processes.capabilities import ObservesMasks, RevealsMasks
 from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.partial_masking import PartialMasking
 from md4_jax.processes.schedules import Clipped, Linear
 from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.uniform import Uniform
@@ -206,6 +208,14 @@ class Claims(AnyOrder):
 
 
 @dataclasses.dataclass(frozen=True)
+class ClaimsPrime(Prime):
+    """The published loss of partial masking, as if it were a bound."""
+
+    def is_bound(self, process) -> bool:
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
 class ClippedMD4(MD4):
     """MD4's integral over what a clipped schedule leaves, without the other terms."""
 
@@ -246,6 +256,7 @@ WRONG = {
     "bits for nats": (Wrong(AnyOrder(), scaled(1 / math.log(2.0))), LINEAR, "tight"),
     "few masks": (Claims(max_masked=0.5), LINEAR, "bound"),
     "sees the answer": (SeesTheAnswer(), LINEAR, "bound"),
+    "joint of sub-tokens": (ClaimsPrime("joint"), PartialMasking(3, parts=4), "bound"),
 }  # fmt: skip
 
 

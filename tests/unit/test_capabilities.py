@@ -44,6 +44,7 @@ ABILITIES = {
     "deletion": {"Grows", "InsertsTokens"},
     "edits": {"Grows", "EditsMasks"},
     "metric_path": FLOWS | {"HasPrior", "FollowsDistances"},
+    "partial_masking": {"PredictsClean", "RevealsParts"},
     "gaussian_masking": {"HasPrior", "ObservesMasks"},
     "gaussian_masking, joint": {"HasPrior", "ObservesMasks"},
 }
@@ -51,7 +52,7 @@ ABILITIES = {
 SHOWS_CLEAN = {
     "masking", "resizing", "state_dependent", "transition, absorbing", "rates, absorbing",
     "hybrid, masks alone", "insertion", "deletion", "edits", "gaussian_masking",
-    "gaussian_masking, joint",
+    "gaussian_masking, joint", "partial_masking",
 }  # fmt: skip
 
 

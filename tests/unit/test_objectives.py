@@ -140,6 +140,7 @@ def test_which_objectives_are_bounds():
         "policy",
         "policy, near the start",
         "preference",
+        "prime, joint",
         "reparameterized",
         "sdlm",
         "sdtt",
