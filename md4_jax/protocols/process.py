@@ -46,7 +46,7 @@ class Process(Protocol):
         """Draws z_1, the initial state of sampling: int32 [B, length], from keys [B]."""
 
     def is_noise(self, z: Array) -> Array:
-        """Marks symbols without information about x, such as the mask: bool like z."""
+        """Marks symbols that show nothing or only part of x, such as the mask: bool like z."""
 
     def noise_left(self, t: Array) -> Array:
         """Returns whether z_t may contain noise that a sampler ending at t must remove: bool []."""
