@@ -134,8 +134,8 @@ def _hide_parts(cls: type, choices: Choices) -> Callable:
             return cls.corrupt(self, keys, x, t)
         pattern = choices.each(2**self.parts, x.shape[1])
         hidden = pattern[..., None] >> jnp.arange(self.parts) & 1 > 0
-        p = self.schedule.one_minus_alpha(t)[:, None, None]
-        choices.count(jnp.prod(jnp.where(hidden, p, 1.0 - p), axis=(1, 2)))
+        noise = self.schedule.one_minus_alpha(t)[:, None, None]
+        choices.count(jnp.prod(jnp.where(hidden, noise, 1.0 - noise), axis=(1, 2)))
         return self.hide(x, hidden)
 
     return corrupt
