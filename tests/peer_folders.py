@@ -22,6 +22,7 @@ SEDD = dict(
 # Keys of each project's own config.json, with the sizes of the instances.
 TOLD = {
     "mdlm": dict(SIZES, architectures=["MDLM"], model_type="mdlm", time_conditioning=False),
+    "mdm_prime": {},
     "bd3lm": dict(SIZES, architectures=["BD3LM"], model_type="bd3lm", block_size=4, adaln=True),
     "esolm": dict(SIZES, model_type="esolm", time_conditioning=False, alpha_0=0.25),
     "duo": dict(SIZES, architectures=["DUO"], model_type="DUO", var_min=True),

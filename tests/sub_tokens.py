@@ -51,17 +51,16 @@ def posterior(process, p: np.ndarray, scale: float = 1.0) -> Denoiser:
 
 
 def integral(objective, process, denoiser: Denoiser, length: int, nodes: int = 12) -> np.ndarray:
-    """The mean over t and hidden sub-tokens, by quadrature and enumeration: [V^L]."""
+    """The mean over lambda and hidden sub-tokens, by quadrature and enumeration: [V^L]."""
     x = exact.sequences(process.vocab_size, length)
     patterns = exact.patterns(length * process.parts).reshape(-1, length, process.parts)
     which, pattern = (index.ravel() for index in np.indices((len(x), len(patterns))))
     z = hidden_by_hand(process, x[which], patterns[pattern])
     total = np.zeros(len(x))
-    for t, share in zip(*exact.quadrature(nodes=nodes), strict=True):
-        masked = float(process.schedule.one_minus_alpha(jnp.float64(t)))
+    for masked, share in zip(*exact.quadrature(nodes=nodes), strict=True):
         weight = np.where(patterns, masked, 1.0 - masked).prod(axis=(1, 2))[pattern]
         nats = objective.loss_at(
-            denoiser, process, batch_of(x[which]), jnp.asarray(z), jnp.full(len(z), t)
+            denoiser, process, batch_of(x[which]), jnp.asarray(z), jnp.full(len(z), masked)
         )
         total += share * np.bincount(which, weight * np.asarray(nats), len(x))
     return total

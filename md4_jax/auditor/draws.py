@@ -66,7 +66,7 @@ def enumerated(process: Any, choices: Choices) -> Any:
     if marginals_of(process) is not None:
         own["corrupt"] = _corrupt(cls, choices)
     if isinstance(process, RevealsParts):
-        own["corrupt"] = _hide_parts(cls, choices)
+        own["mask_each"] = _hide_each(cls, choices)
     if isinstance(process, RevealsMasks):
         own |= {"mask_each": _mask_each(cls, choices), "mask_exactly": _mask_exactly(cls, choices)}
     if isinstance(process, HasForwardRates) and hasattr(process, "jump"):
@@ -127,18 +127,18 @@ def _corrupt(cls: type, choices: Choices) -> Callable:
     return corrupt
 
 
-def _hide_parts(cls: type, choices: Choices) -> Callable:
-    def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
+def _hide_each(cls: type, choices: Choices) -> Callable:
+    def mask_each(self, keys: Array, x: Array, probability: Array) -> Array:
         """Takes every pattern of hidden sub-tokens."""
         if not choices.fits(x):
-            return cls.corrupt(self, keys, x, t)
+            return cls.mask_each(self, keys, x, probability)
         pattern = choices.each(2**self.parts, x.shape[1])
         hidden = pattern[..., None] >> jnp.arange(self.parts) & 1 > 0
-        noise = self.schedule.one_minus_alpha(t)[:, None, None]
+        noise = probability[:, None, None]
         choices.count(jnp.prod(jnp.where(hidden, noise, 1.0 - noise), axis=(1, 2)))
         return self.hide(x, hidden)
 
-    return corrupt
+    return mask_each
 
 
 def _mask_each(cls: type, choices: Choices) -> Callable:

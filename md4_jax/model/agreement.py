@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from md4_jax.config.schema import build_section
 from md4_jax.model import experts, gemma
 from md4_jax.model.peer import Peer
-from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.capabilities import RevealsMasks, RevealsParts
 from md4_jax.processes.schedules import SCHEDULES
 
 # Bounds of masks for networks that output probabilities; those of score_entropy output scores.
@@ -20,7 +20,7 @@ ORDERED = ("eso", "eso_orders", "wedlm")
 WINDOWS = ("sdlm",)
 # Kinds whose config.json says whether the network has a time input, and kinds with a key for the
 # block size.
-TIMED = ("mdlm", "bd3lm", "udlm")
+TIMED = ("mdlm", "bd3lm", "udlm", "mdm_prime")
 BLOCKS = {"bd3lm": "block_size", gemma.KIND: "canvas_length"} | dict.fromkeys(
     (kind for kind in experts.KINDS if kind.startswith("llada2")), "block_size"
 )
@@ -117,7 +117,7 @@ def _of_process(options: Any, ours: Any, theirs: Any) -> list[Difference]:
     reads = getattr(options, "time_conditioning", False)
     timed = reads and getattr(theirs, "conditioning", "") != "zero"
     # Without a time input, predictions of masked tokens do not depend on the schedule.
-    free = () if timed or not isinstance(ours, RevealsMasks) else ("schedule",)
+    free = () if timed or not isinstance(ours, RevealsMasks | RevealsParts) else ("schedule",)
     free += () if reads else ("conditioning",)
     fields = (field.name for field in dataclasses.fields(ours) if field.name not in free)
     pairs = ((name, getattr(ours, name), getattr(theirs, name)) for name in fields)

@@ -20,9 +20,13 @@ LABEL_DROPOUT = 0.1
 
 
 def _mdlm(told: Told, tensors: Tensors) -> Peer:
+    return _dit(told, tensors, _masks(told), {"name": "md4"})
+
+
+def _masks(told: Told, **more: Any) -> dict[str, Any]:
+    """Returns the section `process` of masks, with other keys."""
     conditioning = "sigma" if told.get("time_conditioning") else "zero"
-    process = {"name": "masking", "schedule": LOG_LINEAR, "conditioning": conditioning}
-    return _dit(told, tensors, process, {"name": "md4"})
+    return {"name": "masking", "schedule": LOG_LINEAR, "conditioning": conditioning, **more}
 
 
 def _bd3lm(told: Told, tensors: Tensors) -> Peer:
@@ -37,6 +41,12 @@ def _bd3lm(told: Told, tensors: Tensors) -> Peer:
 def _esolm(told: Told, tensors: Tensors) -> Peer:
     share = float(needed(told, tensors, "alpha_0"))
     return in_an_order(_mdlm(told, tensors), {"name": "eso", "alpha_0": share}, {"name": "eso"})
+
+
+def _prime(told: Told, tensors: Tensors) -> Peer:
+    """Reads an MDM-Prime, whose table has a row for each value of a sub-token, and one for none."""
+    process = _masks(told, name="partial_masking", parts=parts_of(tensors))
+    return _dit(told, tensors, process, {"name": "prime"})
 
 
 def _duo(told: Told, tensors: Tensors) -> Peer:
@@ -111,7 +121,8 @@ def _dit(told: Told, tensors: Tensors, process: dict[str, Any], objective: dict[
             "kind has"
         )
     head, table = f"{prefix}output_layer.linear.weight", f"{prefix}{published.DIT_TABLE}"
-    rows, size = tensors.shape(table if table in tensors else head)
+    parts = parts_of(tensors)
+    rows, size = tensors.shape(table if table in tensors and parts == 1 else head)
     timed = f"{prefix}sigma_map.mlp.2.weight" in tensors
     network = {
         **files.shipped("networks").DIT,
@@ -123,6 +134,7 @@ def _dit(told: Told, tensors: Tensors, process: dict[str, Any], objective: dict[
         "norm_parameters": "affine" if f"{prefix}blocks.0.norm1.bias" in tensors else "scale",
         "tied": not (head in tensors and table in tensors),
         **_of_labels(tensors, f"{prefix}{published.DIT_LABELS}"),
+        **({"name": "sub_tokens", "parts": parts} if parts > 1 else {}),
     }
     sizes = told.get("model") or told
     network["heads"] = sizes.get("n_heads") or _rotary_heads(tensors, prefix, size)
@@ -155,6 +167,15 @@ def prefix_of(tensors: Tensors) -> str | None:
     return None
 
 
+def parts_of(tensors: Tensors) -> int:
+    """Returns how many vectors of the table make up that of a token; 1 if there is no table."""
+    prefix = prefix_of(tensors)
+    if prefix is None or f"{prefix}{published.DIT_TABLE}" not in tensors:
+        return 1
+    size = tensors.shape(f"{prefix}blocks.0.attn_qkv.weight")[1]
+    return size // tensors.shape(f"{prefix}{published.DIT_TABLE}")[1]
+
+
 def _rotary_heads(tensors: Tensors, prefix: str, size: int) -> int:
     """Returns the number of heads; a head has twice as many features as rotary frequencies."""
     name = f"{prefix}rotary_emb.inv_freq"
@@ -169,6 +190,7 @@ KINDS = {
     "esolm": _esolm,
     "duo": _duo,
     "udlm": _udlm,
+    "mdm_prime": _prime,
     "gidd": _gidd,
     "sedd": _sedd,
     "radd": _radd,

@@ -130,6 +130,8 @@ def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np
     process = experiment.process
     masks, size = hasattr(process, "mask_id"), process.vocab_size
     most = size + 1 if experiment.network.gaps else size + masks - 1
+    if experiment.network.parts:  # the masks of some sub-tokens have numbers of their own
+        most = process.states - 1
     wrong = rows[(rows < 0) | (rows > most) | ((rows == size) & (not masks))]
     if wrong.size:
         said = f", where {size} is the mask" if masks else ""

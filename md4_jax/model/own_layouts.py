@@ -16,6 +16,7 @@ from md4_jax.model.agreement import Meaning, differences
 from md4_jax.model.layout import Layout, Numbered
 from md4_jax.networks.esm import Esm
 from md4_jax.networks.published import DIT_LABELS, DIT_TABLE
+from md4_jax.networks.sub_tokens import SubTokens
 from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import UserError
 
@@ -53,8 +54,9 @@ class Own(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of entries of the vocabulary, including the mask if there is one."""
-        return self.options.vocab_size + hasattr(self.process, "mask_id")
+        """Number of entries of the vocabulary, including the mask if it is one."""
+        own = hasattr(self.process, "mask_id") and not hasattr(self.process, "parts")
+        return self.options.vocab_size + own
 
     @property
     def meaning(self) -> Meaning:
@@ -71,7 +73,7 @@ def layout_of(model: Any) -> Layout:
     model.check_text("export")
     symbols, config = model.domain.vocab_size, model.config
     options = build_section("network", config["network"], vocab_size=symbols)
-    if type(options) not in (Transformer, Esm):
+    if type(options) not in (Transformer, Esm, SubTokens):
         raise _no_layout(model, f"network.name={config['network']['name']!r}")
     own = Own(
         options.resolved("cpu"), model.experiment.process, config["objective"], model.length,
@@ -154,7 +156,7 @@ def _dit_arrays(o: Any, rows: int) -> Shapes:
         if has_bias:
             yield f"{name}.bias", (size,)
 
-    yield DIT_TABLE, (rows, size)
+    yield DIT_TABLE, getattr(o, "table", (rows, size))
     if o.classes:
         yield DIT_LABELS, (o.classes + 1, condition)
     if timed:
@@ -294,4 +296,5 @@ KINDS = (
     Kind("sedd", ("score_entropy",), _run_config("sedd", "uniform")),
     Kind("llada", _MASKED, _llada, timed=False),
     Kind(esm.KIND, _MASKED, _esm, timed=False, network=Esm),
+    Kind("mdm_prime", ("prime",), _hub("mdm_prime"), network=SubTokens),
 )

@@ -30,8 +30,8 @@ from md4_jax.runtime.paths import Place
 from md4_jax.runtime.tensors import Tensors
 
 NAMED = (
-    "bd3lm", "mdlm", "esolm", "e2d2", "duo", "udlm", "llada", "gpt2", "modernbert", lfm2.KIND,
-    esm.KIND, gemma.KIND, *experts.KINDS, *decoders.KINDS,
+    "bd3lm", "mdlm", "mdm_prime", "esolm", "e2d2", "duo", "udlm", "llada", "gpt2", "modernbert",
+    lfm2.KIND, esm.KIND, gemma.KIND, *experts.KINDS, *decoders.KINDS,
 )  # fmt: skip
 
 # Options of the reference implementation -> their only supported values.
@@ -75,6 +75,8 @@ def kind_of(told: Mapping[str, Any], tensors: Tensors) -> str:
         return "smdm"
     if maskgit.is_one(tensors):
         return maskgit.KIND
+    if dits.parts_of(tensors) > 1:
+        return "mdm_prime"
     if dits.prefix_of(tensors) is not None:
         if not any("sigma_map." in name for name in tensors):
             return "radd"

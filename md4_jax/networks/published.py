@@ -124,7 +124,7 @@ def from_md4(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
 
 
 def from_dit(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
-    """Converts the DiT of SEDD, RADD, MDLM, UDLM, Duo, BD3-LM and GIDD, which share their names.
+    """Converts the DiT of SEDD, RADD, MDLM, UDLM, Duo, BD3-LM, GIDD and MDM-Prime: shared names.
 
     The mask's column of the head is dropped: no loss and no sampler uses it.
     """
@@ -163,8 +163,8 @@ def from_dit(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
         found["time/time_in/kernel"] = lambda: _sines_first(read())
     if options.classes:
         found["label_table"] = lambda: arrays[prefix + DIT_LABELS]
-    rows, head, bias = rounded(symbols + 1), f"{prefix}{last}linear.weight", f"{last}linear.bias"
-    table = f"{prefix}{DIT_TABLE}"
+    rows, table = rounded(getattr(options, "table", [symbols + 1])[0]), f"{prefix}{DIT_TABLE}"
+    head, bias = f"{prefix}{last}linear.weight", f"{last}linear.bias"
     # A tied checkpoint may contain the matrix under only one of its two names.
     found["embedding"] = lambda: padded_rows(arrays[table if table in arrays else head], rows)
     columns = rows if options.tied else 0

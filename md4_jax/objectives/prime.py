@@ -10,9 +10,8 @@ import numpy as np
 
 from md4_jax.objectives.head import at_noise, noise_of
 from md4_jax.objectives.log_sum_exp import summed
-from md4_jax.objectives.noising import masked, noised
+from md4_jax.objectives.noising import SMALLEST_TIME, masked, prompted
 from md4_jax.processes.capabilities import RevealsParts
-from md4_jax.processes.event_rates import reveal_rate
 from md4_jax.processes.outputs import widened
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
@@ -23,14 +22,16 @@ FORMS = ("bound", "joint")
 class Prime:
     """Bound of partial masking on -log p, in nats (MDM-Prime, arXiv:2505.18495).
 
-    With mu_n(z_t, t) the network's distribution over the tokens that agree with z_n, and x_nj the
-    j-th sub-token of x_n,
+    With mu_n(z) the network's distribution over the tokens that agree with z_n, and x_nj the j-th
+    sub-token of x_n,
 
-    L(x) = int_0^1 -alpha'_t / (1 - alpha_t) E_q[ sum of -log mu_n(x_nj) over hidden (n, j) ] dt,
-    mu_n(c) = sum of mu_n[k] over the tokens k whose j-th sub-token is c.
+    L(x) = int_0^1 (1 / lambda) E[ sum of -log mu_n(x_nj) over hidden (n, j) ] dlambda,
+    mu_n(c) = sum of mu_n[k] over the tokens k whose j-th sub-token is c,
 
-    In continuous time one sub-token is revealed at a time, and its distribution is this marginal.
-    With the optimal network the mean of L is the entropy of the data.
+    with each sub-token hidden independently with probability lambda = 1 - alpha_t. In continuous
+    time one sub-token is revealed at a time, and its distribution is this marginal. With the
+    optimal network the mean of L is the entropy of the data. It is complete for every schedule; if
+    that has no such t, a time-conditioned network gets the nearest one.
 
     form  bound  L
           joint  the paper's loss, -log mu_n[x_n] once for each token with hidden sub-tokens. For
@@ -49,7 +50,7 @@ class Prime:
             raise UserError(f"objective.form must be {known}, not {self.form!r}")
 
     def is_bound(self, process: RevealsParts) -> bool:
-        return self.form == "bound" and process.is_complete
+        return self.form == "bound"
 
     def for_evaluation(self) -> "Prime":
         """Returns the bound."""
@@ -58,16 +59,17 @@ class Prime:
     def __call__(
         self, denoiser: Denoiser, process: RevealsParts, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
-        z, t = noised(process, batch, u, keys)
+        probability = jnp.maximum(u, SMALLEST_TIME)
+        z = prompted(batch, process.mask_each(keys, batch.tokens, probability))
         hidden = jnp.mean(process.hidden(z), axis=(1, 2), dtype=jnp.float32)
         extra = {"masked": masked(process, z), "hidden": hidden}
-        return self.loss_at(denoiser, process, batch, z, t), extra
+        return self.loss_at(denoiser, process, batch, z, probability), extra
 
     def loss_at(
-        self, denoiser: Denoiser, process: RevealsParts, batch: Batch, z: Array, t: Array
+        self, denoiser: Denoiser, process: RevealsParts, batch: Batch, z: Array, probability: Array
     ) -> Array:
-        """Returns the integrand at (z, t) [B]; its mean over t ~ U(0, 1) and z is the bound."""
-        digits = process.digits
+        """Returns the integrand at z and lambda = probability [B]."""
+        digits, t = process.digits, process.schedule.inverse(probability)
 
         def cost(logits: Array, x: Array, z: Array) -> Array:
             return sub_token_nats(logits, x, process.hidden(z), digits, self.form == "joint")
@@ -76,7 +78,7 @@ class Prime:
             denoiser, denoiser.features(z, t), noise_of(process, batch, z),
             reduce=cost, rows=(batch.tokens, z),
         )  # fmt: skip
-        return reveal_rate(process.schedule, t) * jnp.sum(nats_BxL, axis=1)
+        return jnp.sum(nats_BxL, axis=1) / probability
 
 
 def sub_token_nats(

@@ -109,10 +109,6 @@ class RevealsParts(PredictsClean, Protocol):
     def mask_id(self) -> int: ...
 
     @property
-    def is_complete(self) -> bool:
-        """Whether alpha runs from 1 to 0, so that a bound over t in [0, 1] misses no term."""
-
-    @property
     def digits(self) -> Array:
         """Sub-tokens of each token, int32 [V, parts]."""
 
@@ -121,6 +117,9 @@ class RevealsParts(PredictsClean, Protocol):
 
     def hide(self, x: Array, hidden: Array) -> Array:
         """Returns the symbols of tokens x [...] with hidden sub-tokens, bool [..., parts]."""
+
+    def mask_each(self, keys: Array, x: Array, probability: Array) -> Array:
+        """Hides each sub-token of row b with probability[b], independently."""
 
     def code(self, z: Array) -> Array:
         """Returns the input of the network for each symbol: int32 like z."""

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import sub_tokens
 
-from md4_jax.objectives.md4 import MD4
 from md4_jax.objectives.prime import Prime, sub_token_nats
+from md4_jax.objectives.radd import LambdaDCE
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.partial_masking import PartialMasking
 from md4_jax.processes.schedules import Cosine, Geometric
@@ -69,13 +69,13 @@ def test_of_two_tokens_that_differ_everywhere_it_is_one_part_of_the_entropy(x64)
     assert joint == pytest.approx(np.log(2.0) / 3, abs=1e-9)
 
 
-def test_with_one_part_it_is_md4():
+def test_with_one_part_it_is_that_of_masks():
     """The same masks from the same keys, and the same loss, in either form."""
     process, plain = PartialMasking(3, Cosine(), parts=1), Masking(3, Cosine())
     denoiser = exact.denoiser_of(exact.table_logits(3, 2), time=0.4)
     batch, u = exact.batch_of(exact.sequences(3, 2)), (jnp.arange(9) + 0.5) / 9
     keys = exact.keys_for(0, 9)
-    expected = MD4()(denoiser, plain, batch, u, keys)[0]
+    expected = LambdaDCE()(denoiser, plain, batch, u, keys)[0]
     for form in ("bound", "joint"):
         found, extra = Prime(form)(denoiser, process, batch, u, keys)
         np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -285,7 +285,7 @@ def test_what_the_schedule_leaves_hidden_is_drawn_at_the_end():
     grid = np.array([0.0, 1.0], np.float32)
     z, evaluations = exact.drawn(wrong(process), process, Ancestral(), grid, exact.keys_for(0, 200))
     assert (np.asarray(z) < 3).all() and set(np.asarray(evaluations).tolist()) == {1, 2}
-    assert not Prime().is_bound(process) and Prime().is_bound(PartialMasking(3))
+    assert Prime().is_bound(process) and not Prime("joint").is_bound(process)
 
 
 @pytest.mark.parametrize(

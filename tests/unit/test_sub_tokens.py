@@ -6,12 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_networks
+from peer_folders import answers, peer_folder
+from safetensors.numpy import load_file
 
+import md4_jax
 from md4_jax.config import build, schema
 from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.networks.sub_tokens import SubTokens, SubTokensModule
+from md4_jax.objectives.prime import Prime
 from md4_jax.processes.partial_masking import PartialMasking
-from md4_jax.protocols import UserError
+from md4_jax.protocols import UserError, batch_of
+from md4_jax.protocols.sub_tokens import joined_code
 from md4_jax.runtime.commit import PACKAGE_ROOT
 
 CODE = jnp.array([[0, 5, 3, 8, 15, 2]])  # of five symbols: two digits below 4, 0 hidden
@@ -116,3 +121,48 @@ def test_the_configs_fit():
     found = experiment()
     assert found.network.parts == 3 and found.process.digits.shape == (27, 3)
     assert found.process.states == 27 + 64
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """(model of the published layout, symbols of its partly masked tokens, answers)."""
+    folder, told = peer_folder(tmp_path_factory.mktemp("prime"), "mdm_prime"), answers("mdm_prime")
+    model, parts = md4_jax.load(folder), jnp.asarray(told["parts"])
+    code = joined_code(jnp.where(parts == 4, 0, parts + 1), 4)
+    z = jnp.where(jnp.all(parts < 4, axis=-1), jnp.asarray(told["clean"]), 11 + code)
+    return model, z, told
+
+
+def test_the_network_of_mdm_prime(published):
+    """Its own code's logits, without a time and with one, and its loss with carry-over."""
+    model, z, told = published
+    process, network = model.experiment.process, model.experiment.network
+    assert (process.parts, process.shuffle, process.conditioning) == (2, 0, "zero")
+    t, params = jnp.asarray(told["t"], jnp.float32), model.params
+    denoiser = network.denoiser(params)
+    np.testing.assert_allclose(denoiser(z, t), told["outputs_sigma_zero"], atol=1e-5)
+    np.testing.assert_allclose(model.logits(z, 0.5), told["outputs_sigma_zero"], atol=1e-5)
+    timed = network.bind(params["network"])(process.code(z), jnp.asarray(told["sigma"]))
+    np.testing.assert_allclose(timed, told["outputs"], atol=1e-5)
+    batch = batch_of(jnp.asarray(told["clean"]))
+    # Their t is uniform, and the weight of a hidden token 1 / t; ours is uniform in 1 - alpha.
+    noise = process.schedule.one_minus_alpha(t)
+    nats = Prime("joint").loss_at(denoiser, process, batch, z, noise)
+    np.testing.assert_allclose(nats * noise / t, np.sum(told["nats"], axis=1), rtol=1e-5)
+
+
+def test_a_model_trained_here_is_written_like_mdm_prime(published, tmp_path):
+    model, z, _ = published
+    saved = model.save(tmp_path / "saved")
+    (saved / "layout.json").unlink()
+    exported = md4_jax.load(saved).export(tmp_path / "exported")
+    ours = load_file(exported / "model.safetensors")
+    theirs = load_file(PACKAGE_ROOT / "tests" / "published" / "mdm_prime.safetensors")
+    assert ours.keys() == theirs.keys()
+    for name, array in theirs.items():
+        np.testing.assert_allclose(ours[name], array, rtol=1e-6, err_msg=name)
+    again = md4_jax.load(exported)
+    np.testing.assert_array_equal(again.logits(z, 0.5), model.logits(z, 0.5))
+    shuffled = md4_jax.load(saved, {"process.shuffle": 1})
+    with pytest.raises(UserError, match="mdm_prime, needs process.shuffle=0"):
+        shuffled.export(tmp_path / "shuffled")
