@@ -90,6 +90,7 @@ ALIKE = (
     "configs/text8_tables.py",  # quickstart.py has tables too
     "configs/image_families.py:md4",
     "configs/digits.py",  # test_images.py trains it
+    "configs/prime_text8.py",
     "configs/fineweb_edu.py", "configs/sedd_owt.py:uniform",
     "configs/sdtt_owt.py",  # test_distil.py trains a student by this objective
 )  # fmt: skip
