@@ -13,6 +13,7 @@ import numpy as np
 
 from md4_jax.auditor.denoisers import tabled
 from md4_jax.auditor.draws import Choices, enumerated
+from md4_jax.processes.capabilities import RevealsParts
 from md4_jax.protocols import Array, Batch, batch_of
 
 FINEST = 4.0**-6  # width of the smallest panels, at both ends of [0, 1]
@@ -158,6 +159,6 @@ def problem(objective: Any, process: Any, symbols: int, length: int) -> Problem:
     block = getattr(objective, "block", 0)
     if block > 1:
         objective = dataclasses.replace(objective, block=min(block, -(-length // 2)))
-    fewer = {"parts": 2} if getattr(process, "parts", 0) > 2 else {}
+    fewer = {"parts": min(process.parts, 2)} if isinstance(process, RevealsParts) else {}
     process = dataclasses.replace(process, vocab_size=symbols, **fewer).init()
     return Problem(symbols, length, objective, process)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from md4_jax.config.schema import REGISTRIES
 from md4_jax.experiment import Experiment, sample_block
 from md4_jax.networks.ordered import FITTING as ORDERED
+from md4_jax.processes.capabilities import RevealsParts
 from md4_jax.processes.lengths import ResizesMasks
 from md4_jax.protocols import UserError
 
@@ -179,7 +180,8 @@ def _check_resizing(experiment: Experiment, part: Component) -> None:
 
 def check_parts(experiment: Experiment) -> None:
     """Raises UserError if the network does not read the sub-tokens that the process hides."""
-    hidden, read = getattr(experiment.process, "parts", 0), experiment.network.parts
+    process, read = experiment.process, experiment.network.parts
+    hidden = process.parts if isinstance(process, RevealsParts) else 0
     if hidden == read:
         return
     sections = (experiment.config["process"], experiment.config["network"])

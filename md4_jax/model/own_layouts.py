@@ -55,7 +55,7 @@ class Own(NamedTuple):
     @property
     def rows(self) -> int:
         """Number of entries of the vocabulary, including the mask if it is one."""
-        own = hasattr(self.process, "mask_id") and not hasattr(self.process, "parts")
+        own = hasattr(self.process, "mask_id") and type(self.options) is not SubTokens
         return self.options.vocab_size + own
 
     @property
