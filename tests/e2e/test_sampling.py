@@ -20,7 +20,8 @@ from md4_jax.processes.masking import Masking
 pytestmark = pytest.mark.slow
 
 LENGTH = 16  # of the tiny config
-SAMPLERS = sorted(exact.samplers_for(Masking(2)))
+# Halton orders the masks of images, and these are texts.
+SAMPLERS = sorted(set(exact.samplers_for(Masking(2))) - {"halton"})
 
 
 class Drawn(NamedTuple):
