@@ -260,7 +260,8 @@ def get_config() -> ConfigDict:
                 # masked_edit, with process edits |
                 # eso(alpha_0, cached) | streaming(width, limit, penalty, cached), both with
                 # objective eso or wedlm | longest_prefix(width, limit, score, cached), with
-                # objective sdlm | resize(grow, masks, per_step, score,
+                # objective sdlm | self_speculative(width, cached), with objective sdlm or
+                # network.causal_context | resize(grow, masks, per_step, score,
                 # noise, expansions, delete_rest), with process resizing
                 name="ancestral",
                 num=4,  # sequences to draw, of each template

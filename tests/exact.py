@@ -100,6 +100,8 @@ OBJECTIVE_CASES = {name: make() for name, make in OBJECTIVES.items()} | {
 def fits(user, process) -> bool:
     """Whether an objective or a sampler can be combined with a process."""
     allowed, own = user.needs.parametrisations, getattr(process, "parametrisation", None)
+    if user.needs.verifies:  # which no table of outputs can do
+        return False
     return isinstance(process, user.needs.processes) and (None in (allowed, own) or own in allowed)
 
 

@@ -94,7 +94,11 @@ def experiment(
         optimizer=optimizer,
         learning_rate=Rate.of(rate),
         sampler_step=sampler_step,
-        loop=_loop(objective, sample, data, ends, clean_prompts(config["data"])),
+        loop=(
+            loop.sample
+            if sampler_step.needs.verifies
+            else _loop(objective, sample, data, ends, clean_prompts(config["data"]))
+        ),
         ends=ends,
         grid=grid,
         evals=evals,
@@ -134,10 +138,13 @@ def _sampler(section: dict[str, Any], objective: Objective, **supplied: Any) -> 
     """Builds the sampler's step; options that its section omits are those of the objective.
 
     supplied: transform, and for samplers with such keys `shape`, that of the data, and `stops`, the
-    symbols that end a text
+    symbols that end a text. One that verifies drafts is told the blocks or windows of training
     """
     trained = trained_options(class_of("sample", section["name"]), objective)
-    return build_section("sample", section, **supplied, **trained)
+    windows = objective.needs.windows
+    size = getattr(objective, "block_size" if windows else "block", 0)
+    of_drafts = {"trained": size, "in_windows": windows}
+    return build_section("sample", section, **supplied, **of_drafts, **trained)
 
 
 def _transform(section: dict[str, Any], domain: Domain) -> Transform:

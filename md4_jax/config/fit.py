@@ -64,6 +64,12 @@ def check_fit(experiment: Experiment, part: Component) -> None:
         )
     if needs.ordered and not (network.ordered and network.time_free):
         raise UserError(f"{said} needs {in_order(experiment.config['network'])}")
+    if needs.verifies and not _reads_from_the_left(experiment):
+        raise UserError(
+            f"{said} needs a network that reads clean tokens from left to right and can predict "
+            "several masks after them: network.causal_context=True with objective.name='block', or "
+            "objective.name='sdlm'"
+        )
     if needs.recalls and not network.recalls:
         raise UserError(
             f"{said} with {part.key}.self_conditioning above 0 needs "
@@ -94,6 +100,12 @@ def check_fit(experiment: Experiment, part: Component) -> None:
                 else ": its texts do not grow, and nothing is missing"
             )
         )
+
+
+def _reads_from_the_left(experiment: Experiment) -> bool:
+    """Returns whether the network has a causal context, or was trained on windows."""
+    context = experiment.config["network"].get("causal_context", False)
+    return context or experiment.objective.needs.windows
 
 
 def _check_blocks(experiment: Experiment, part: Component) -> None:
@@ -133,11 +145,14 @@ def check_order(experiment: Experiment, part: Component) -> None:
     """
     trained = experiment.objective.needs.ordered
     own, needs = experiment.objective.needs, part.value.needs
+    if needs.verifies:
+        return  # `check_fit` has checked the network
     if (needs.ordered, needs.windows) == (trained, own.windows):
         return
     said = f"{part.key}.name={part.name!r}"
     if needs.windows or own.windows:
-        fits = f"{part.key}.name='{'longest_prefix' if part.key == 'sample' else 'sdlm'}'"
+        fits = "'longest_prefix' or 'self_speculative'" if part.key == "sample" else "'sdlm'"
+        fits = f"{part.key}.name={fits}"
         raise UserError(
             f"{said} does not fit objective.name={objective_name(experiment.objective)!r}: only "
             f"objective.name='sdlm' trains a network on windows of masks, for {fits}"

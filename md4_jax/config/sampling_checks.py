@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from md4_jax.config.draft_checks import check_drafts
 from md4_jax.config.fit import check_whole, whole_blocks
 from md4_jax.config.guide_checks import check_guidance, check_guide
 from md4_jax.evals.samples import prompts_of
@@ -28,6 +29,7 @@ def check_sampling(experiment: Experiment) -> None:
                 f"sample.{key}={asked} needs a network that predicts probabilities of symbols, "
                 "but with process.parametrisation='score' it predicts ratios of probabilities"
             )
+    check_drafts(experiment)
     _check_order(experiment)
     _check_label(experiment)
     _check_image(experiment)

@@ -144,6 +144,7 @@ def arguments_of(path: str, name: str | None) -> dict[str, Any]:
     found |= {"weight": float} if is_part(path) else {}
     found |= {"reward": Any} if path == "sample" else {}
     made = ("vocab_size", "shape", "transform", "excluded", "postponed", "stops")
+    made += ("trained", "in_windows")
     return {k: v for k, v in found.items() if k not in made}
 
 

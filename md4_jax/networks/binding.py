@@ -210,7 +210,10 @@ class Binding(NamedTuple):
             module, segments = self.module.clone(options=causal), context.get("segments")
             return module.apply(variables, clean, t, segments, label, keys, method="features")
 
-        return blocks._replace(around=None, read_block=read_block, reading=reading, anywhere=True)
+        ordered = ordered_functions(o, self.module, variables, {"label": label})
+        return blocks._replace(
+            around=None, read_block=read_block, reading=reading, anywhere=True, ordered=ordered
+        )
 
 
 def repeated(context: dict[str, Array], count: int) -> dict[str, Array]:

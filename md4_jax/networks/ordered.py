@@ -95,6 +95,8 @@ class RankedCache(NamedTuple):
     known         bool [B, L], the positions whose token is cached
     place, rank   int32 [B, P], position and rank of the symbols that are being read
     keep          bool [B, P], which of these symbols to add to the cache
+    group         int32 [B, P]: of these symbols one sees only those of its group and of group 0;
+                  None: all of one group
     segments      int32 [B, L]: a symbol sees only tokens of its own segment; None: one segment
     """
 
@@ -105,11 +107,12 @@ class RankedCache(NamedTuple):
     rank: Array
     keep: Array
     segments: Array | None = None
+    group: Array | None = None
 
     @property
     def first(self) -> Array:
-        """Position of the first symbol, which such a network does not use."""
-        return jnp.int32(0)
+        """Position of the first symbol, [B, 1], for a network whose symbols follow one another."""
+        return self.place[:, :1]
 
     def attend(
         self,
@@ -129,6 +132,9 @@ class RankedCache(NamedTuple):
         length, heads = self.keys.shape[1], query.shape[2]
         query, key = (rotate(x, self.place, length=length, rope=rope) for x in (query, own[0]))
         before = self.rank[:, :, None] >= self.rank[:, None]
+        if self.group is not None:
+            own_group, group = self.group[:, :, None], self.group[:, None]
+            before &= (group == 0) | (group == own_group)
         known = jnp.broadcast_to(self.known[:, None], (*self.place.shape, length))
         seen = jnp.concatenate([known, before], axis=2)
         if self.segments is not None:
@@ -194,13 +200,21 @@ def ordered_functions(o: Any, module: Any, variables: Any, context: dict[str, Ar
         return RankedCache(empty, empty, jnp.zeros((rows, length), bool), none, none, none > 0)
 
     def append(
-        z: Array, t: Array, place: Array, rank: Array, keep: Array, cache: RankedCache
-    ) -> tuple[Array, RankedCache]:
-        asked = cache._replace(place=place, rank=rank, keep=keep, segments=segments)
+        z: Array, t: Array, place: Array, rank: Array, keep: Array, cache: RankedCache,
+        group: Array | None = None,
+    ) -> tuple[Array, RankedCache]:  # fmt: skip
+        of_text = dict(segments=segments, group=group)
+        asked = cache._replace(place=place, rank=rank, keep=keep, **of_text)
         run = partial(module.apply, variables, method="append_block")
         h, after = run(z, t, asked, label, None)
-        none = cache.place[:, :0]
-        return h, after._replace(place=none, rank=none, keep=none > 0, segments=None)
+        none, plain = cache.place[:, :0], dict.fromkeys(of_text)
+        return h, after._replace(place=none, rank=none, keep=none > 0, **plain)
 
     padding = None if segments is None else segments < 0
-    return Ordered(features, predictions, empty_cache, append, padding, streams)
+    return Ordered(features, predictions, empty_cache, append, padding, streams, cropped, o.shifted)
+
+
+def cropped(cache: RankedCache, count: Array) -> RankedCache:
+    """Returns the cache of only the first `count` [B] positions of each text."""
+    within = jnp.arange(cache.known.shape[1]) < count[:, None]
+    return cache._replace(known=cache.known & within)

@@ -8,8 +8,9 @@ classes.
 
 from md4_jax.protocols.batch import Array, Batch, Params, Prompt, UserError, batch_of
 from md4_jax.protocols.inputs import Conditioned, Mixture
-from md4_jax.protocols.network import Accelerator, Blockwise, Denoiser, Network, Ordered
+from md4_jax.protocols.network import Accelerator, Blockwise, Denoiser, Network
 from md4_jax.protocols.objective import FIXED, PARTS, Needs, Objective, updates_of
+from md4_jax.protocols.ordered import Ordered
 from md4_jax.protocols.process import Process, Schedule
 from md4_jax.protocols.trees import pytree
 

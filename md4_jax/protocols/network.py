@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.protocols.batch import Array, Params
+from md4_jax.protocols.ordered import Ordered, on_signal
 
 
 class Accelerator(NamedTuple):
@@ -57,6 +58,8 @@ class Blockwise(NamedTuple):
                   earlier ones are not attended to. None: all begin at 0
     anywhere      whether blocks of the network may begin anywhere, after training in blocks too
     takes_begin   whether `features` takes begin=[B], where the first block begins
+    ordered       `Ordered` with a cache, for a network that reads clean tokens from left to right:
+                  a block that begins anywhere in each text, and sees the cached tokens before it
     """
 
     features: Callable[..., Array] | None
@@ -70,6 +73,7 @@ class Blockwise(NamedTuple):
     beginning: Callable[[Any, Array], Any] | None = None
     anywhere: bool = False
     takes_begin: bool = False
+    ordered: Ordered | None = None
 
     def read(self, clean: Array, t: Array, cache: Any) -> Any:
         """Returns the cache with a block of clean tokens [B, P]."""
@@ -82,56 +86,9 @@ class Blockwise(NamedTuple):
             return self.features(z, signal(t), clean, block, signal(jnp.zeros(())), **begin)
 
         names = ("append_block", "around", "read_block", "reading")
-        adapted = {name: _on_signal(getattr(self, name), signal) for name in names}
+        adapted = {name: on_signal(getattr(self, name), signal) for name in names}
+        adapted["ordered"] = self.ordered and self.ordered.with_signal(signal)
         return self._replace(features=self.features and features, **adapted)
-
-
-def _on_signal(
-    function: Callable | None, signal: Callable, read: Callable = lambda z: z
-) -> Callable | None:
-    """Returns (z, t, ...) -> function(read(z), signal(t), ...); None for None."""
-    return function and (lambda z, t, *rest: function(read(z), signal(t), *rest))
-
-
-class Ordered(NamedTuple):
-    """Functions of a denoiser that reads each sequence in an order of its own (Eso-LM, WeDLM).
-
-    rank int32 [B, L] is the rank of each position in the order; positional information is that of
-    the text. The network is time-free.
-
-    features     (z, t, rank, index [B, P] or None) -> h [B, P, D]: a position sees itself and those
-                 before it in the order
-    predictions  (x, t, rank, round [B, L]) -> h [B, L, D]: each position as a mask that sees the
-                 tokens of x from earlier rounds, and the preceding masks of its own round
-    empty_cache  (rows, length) -> a key-value cache of texts of this length
-                 (this and `append`: None without a cache)
-    append       (z [B, P], t, place [B, P], rank [B, P], keep [B, P], cache) -> (h [B, P, D],
-                 cache): symbols at these positions see the cache, themselves and preceding ones
-                 of z. The symbols to keep are then added to the cache
-    padding      bool [B, L], positions that only padding sees; None: there are none
-    streams      (z, x, t, rank, round [B, L], index [B, P] or None) -> h [B, P, D]: the symbols of
-                 z, then the tokens of x, in one pass. A symbol of z sees the tokens of x from
-                 earlier rounds, itself, and symbols of z before it in its own round. A token of x
-                 sees itself and those to its left. index: positions in [z, x], below 2 L. None for
-                 guided denoisers, which only sample
-    """
-
-    features: Callable[[Array, Array, Array, Array | None], Array]
-    predictions: Callable[[Array, Array, Array, Array], Array]
-    empty_cache: Callable[[int, int], Any] | None
-    append: Callable[..., tuple[Array, Any]] | None
-    padding: Array | None = None
-    streams: Callable[..., Array] | None = None
-
-    def with_signal(self, signal: Callable[[Array], Array]) -> "Ordered":
-        """Returns the same functions, whose network gets signal(t) as its time input."""
-        names = ("features", "predictions", "append")
-        others = {name: _on_signal(getattr(self, name), signal) for name in names}
-
-        def streams(z: Array, x: Array, t: Array, *rest: Array | None) -> Array:
-            return self.streams(z, x, signal(t), *rest)
-
-        return self._replace(**others, streams=self.streams and streams)
 
 
 class Denoiser(NamedTuple):
@@ -200,16 +157,16 @@ class Denoiser(NamedTuple):
         """
         shortcuts, rebind, within = self.accelerator, self.rebind, self.within
         return self._replace(
-            features=_on_signal(self.features, signal, read),
+            features=on_signal(self.features, signal, read),
             accelerator=shortcuts._replace(
-                features_at=_on_signal(shortcuts.features_at, signal, read),
-                features_where=_on_signal(shortcuts.features_where, signal, read),
+                features_at=on_signal(shortcuts.features_at, signal, read),
+                features_where=on_signal(shortcuts.features_where, signal, read),
             ),
             blocks=self.blocks and self.blocks.with_signal(signal),
             rebind=rebind and (lambda count: rebind(count).with_signal(signal, read)),
-            gaps=_on_signal(self.gaps, signal),
-            edits=_on_signal(self.edits, signal),
-            classify=_on_signal(self.classify, signal),
+            gaps=on_signal(self.gaps, signal),
+            edits=on_signal(self.edits, signal),
+            classify=on_signal(self.classify, signal),
             ordered=self.ordered and self.ordered.with_signal(signal),
             within=within and (lambda segments: within(segments).with_signal(signal, read)),
         )

@@ -28,6 +28,8 @@ class Needs(NamedTuple):
     ordered           its denoiser must have `ordered`, and be time-free
     windows           it reads windows of a token and masks after clean tokens in its network's
                       order, which tells nothing of other orders, and vice versa
+    verifies          its network must read clean tokens from left to right, and masks after them:
+                      one with a causal context, or one that was trained on windows
     hides             its denoiser must have `within`, and be time-free: its texts change their
                       length, and the padding after them is masked out
     teacher           its denoiser comes with the `teacher` of the training state
@@ -56,6 +58,7 @@ class Needs(NamedTuple):
     ordered: bool = False
     hides: bool = False
     windows: bool = False
+    verifies: bool = False
 
 
 class Objective(Protocol):

@@ -21,6 +21,7 @@ from md4_jax.samplers.psi import Psi
 from md4_jax.samplers.remask import Remask
 from md4_jax.samplers.reparameterized import Reparameterized
 from md4_jax.samplers.resize import Resize
+from md4_jax.samplers.self_speculative import SelfSpeculative
 from md4_jax.samplers.streaming import Streaming
 from md4_jax.samplers.tweedie import Tweedie
 
@@ -46,6 +47,7 @@ SAMPLERS = {
     "remask": Remask,
     "reparameterized": Reparameterized,
     "resize": Resize,
+    "self_speculative": SelfSpeculative,
     "streaming": Streaming,
     "tau_leaping": TauLeaping,
     "tweedie": Tweedie,

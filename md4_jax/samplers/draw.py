@@ -82,6 +82,13 @@ def draw_from(
 ) -> tuple[Array, Array]:
     """Draws the same as `draw_at`, from the features of the positions index."""
     keys_BxP = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, index)
+    return draw_with(denoiser, transform, h_BxPxD, keys_BxP)
+
+
+def draw_with(
+    denoiser: Denoiser, transform: Transform, h_BxPxD: Array, keys_BxP: Array
+) -> tuple[Array, Array]:
+    """Draws tokens from features, each with its key; also returns their plain probabilities."""
 
     def draw(h: Array, keys: Array) -> tuple[Array, Array]:
         logits = denoiser.unembed(h)
@@ -89,7 +96,7 @@ def draw_from(
         return tokens, probability(logits, tokens)
 
     vocabulary = jax.eval_shape(denoiser.unembed, h_BxPxD[0, 0]).shape[-1]
-    return _in_chunks(draw, -(-index.size * vocabulary // CHUNK), h_BxPxD, keys_BxP)
+    return _in_chunks(draw, -(-keys_BxP.size * vocabulary // CHUNK), h_BxPxD, keys_BxP)
 
 
 def probability(logits: Array, tokens: Array) -> Array:

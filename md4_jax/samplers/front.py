@@ -102,12 +102,17 @@ class Front:
 
     def _ended(self, process: RevealsMasks, z: Array, given: Array) -> Array:
         """Fills the masks of texts that have ended, with the first of `stops`."""
-        if not self.stops:
-            return z
-        before = jnp.arange(z.shape[1]) < first_mask(process, z)[:, None]
-        ends = jnp.isin(z, jnp.array(self.stops)) & before & jnp.logical_not(given)
-        over = jnp.any(ends, axis=1, keepdims=True) & process.is_noise(z)
-        return jnp.where(over, jnp.asarray(self.stops[0], z.dtype), z)
+        return ended(self.stops, process, z, given)
+
+
+def ended(stops: tuple[int, ...], process: RevealsMasks, z: Array, given: Array) -> Array:
+    """Fills the masks of texts with one of `stops` drawn before the first mask, with stops[0]."""
+    if not stops:
+        return z
+    before = jnp.arange(z.shape[1]) < first_mask(process, z)[:, None]
+    ends = jnp.isin(z, jnp.array(stops)) & before & jnp.logical_not(given)
+    over = jnp.any(ends, axis=1, keepdims=True) & process.is_noise(z)
+    return jnp.where(over, jnp.asarray(stops[0], z.dtype), z)
 
 
 def first_mask(process: RevealsMasks, z: Array) -> Array:

@@ -44,20 +44,13 @@ class LeftToRight:
         t: Array,
         keys: Array,
     ) -> Chain:
-        length = chain.z.shape[1]
-        first, end = (jnp.round(length * (1.0 - time)).astype(jnp.int32) for time in (t, s))
         times = jnp.zeros(len(chain.z))
 
-        def draw(n: Array, chain: Chain) -> Chain:
+        def draw(n: Array, chain: Chain) -> tuple[Array, Array]:
             shifted, index_Bx1 = self.inputs(process, chain.z), jnp.full((len(chain.z), 1), n)
-            drawn = draw_at(denoiser, self.transform, shifted, times, index_Bx1, keys)
-            return _put(process, chain, n, drawn)
+            return draw_at(denoiser, self.transform, shifted, times, index_Bx1, keys)
 
-        def body(n: Array, chain: Chain) -> Chain:
-            skip = ~jnp.any(process.is_noise(chain.z[:, n]))
-            return jax.lax.cond(skip, lambda chain: chain, lambda chain: draw(n, chain), chain)
-
-        return jax.lax.fori_loop(first, end, body, chain)
+        return one_by_one(process, chain, s, t, draw)
 
     def inputs(self, process: RevealsMasks, z: Array) -> Array:
         """Returns [m, z_0, ..., z_{L-2}], from which a causal network predicts z."""
@@ -66,8 +59,7 @@ class LeftToRight:
 
     def filled_in(self, grid: np.ndarray, length: int) -> np.ndarray:
         """Returns the step of the grid, 0 the first, that fills each position: int [length]."""
-        ends = np.round(np.float32(length) * (np.float32(1.0) - grid[-2::-1]))
-        return np.searchsorted(ends, np.arange(length), side="right")
+        return steps_of(grid, length)
 
     def is_cached(self, denoiser: Denoiser) -> bool:
         """Returns whether keys and values are cached: those of a causal network."""
@@ -113,6 +105,34 @@ class LeftToRight:
         start = (chain, blocks.empty_cache(rows, length))
         with turns(length):
             return jax.lax.fori_loop(0, end, body, start)[0]
+
+
+def steps_of(grid: np.ndarray, length: int) -> np.ndarray:
+    """Returns the step of the grid in which `one_by_one` fills each position: int [length]."""
+    ends = np.round(np.float32(length) * (np.float32(1.0) - grid[-2::-1]))
+    return np.searchsorted(ends, np.arange(length), side="right")
+
+
+def one_by_one(
+    process: RevealsMasks,
+    chain: Chain,
+    s: Array,
+    t: Array,
+    draw: Callable[[Array, Chain], tuple[Array, Array]],
+) -> Chain:
+    """Fills the positions from round(L (1 - t)) up to round(L (1 - s)), unless all are given.
+
+    draw: (n, chain) -> tokens of position n and their probabilities, [B, 1] each
+    """
+    length = chain.z.shape[1]
+    first, end = (jnp.round(length * (1.0 - time)).astype(jnp.int32) for time in (t, s))
+
+    def body(n: Array, chain: Chain) -> Chain:
+        skip = ~jnp.any(process.is_noise(chain.z[:, n]))
+        fill = lambda chain: _put(process, chain, n, draw(n, chain))  # noqa: E731
+        return jax.lax.cond(skip, lambda chain: chain, fill, chain)
+
+    return jax.lax.fori_loop(first, end, body, chain)
 
 
 def _put(process: RevealsMasks, chain: Chain, n: Array, drawn: tuple[Array, Array]) -> Chain:

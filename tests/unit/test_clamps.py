@@ -89,8 +89,9 @@ def user(seed: int, *, grows: bool = False):
 def test_every_sampler_and_every_process_is_among_the_cases():
     names = {tuple(name.split(", ")) for name in cases()}
     # What is given moves as a text gets longer and shorter: test_resize.py. A window reaches beyond
-    # the text, and so beyond the tables of the cases: test_sdlm.py.
-    others = {"resize", "longest_prefix"}
+    # the text, and so beyond the tables of the cases: test_sdlm.py. Drafts are verified by a
+    # network that also reads from left to right: test_self_speculative.py.
+    others = {"resize", "longest_prefix", "self_speculative"}
     assert {name[-1] for name in names} >= set(SAMPLERS) - others
     assert {name[0] for name in names} >= {"masking", "uniform", "transition", "rates"}
     assert isinstance(cases()["transition, ancestral"][0], Transition)
