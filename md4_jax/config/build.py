@@ -94,11 +94,7 @@ def experiment(
         optimizer=optimizer,
         learning_rate=Rate.of(rate),
         sampler_step=sampler_step,
-        loop=(
-            loop.sample
-            if sampler_step.needs.verifies
-            else _loop(objective, sample, data, ends, clean_prompts(config["data"]))
-        ),
+        loop=_loop(objective, sampler_step, sample, data, ends, clean_prompts(config["data"])),
         ends=ends,
         grid=grid,
         evals=evals,
@@ -228,6 +224,7 @@ def _optimal(
 
 def _loop(
     objective: Objective,
+    step: Any,
     sample: SampleOptions,
     data: DataOptions,
     ends: tuple[int, ...],
@@ -236,7 +233,7 @@ def _loop(
     """Returns the function that runs the sampler: on the whole text, or block by block."""
     trained = getattr(objective, "block", 0)
     block = sample.block or trained
-    if not block:
+    if not block or step.needs.verifies:
         return loop.sample
     stop, window = Stop(ends, sample.min_entropy), sample.memory or data.length
     return Blocks(

@@ -64,12 +64,7 @@ def check_fit(experiment: Experiment, part: Component) -> None:
         )
     if needs.ordered and not (network.ordered and network.time_free):
         raise UserError(f"{said} needs {in_order(experiment.config['network'])}")
-    if needs.verifies and not _reads_from_the_left(experiment):
-        raise UserError(
-            f"{said} needs a network that reads clean tokens from left to right and can predict "
-            "several masks after them: network.causal_context=True with objective.name='block', or "
-            "objective.name='sdlm'"
-        )
+    _check_drafts(experiment, part)
     if needs.recalls and not network.recalls:
         raise UserError(
             f"{said} with {part.key}.self_conditioning above 0 needs "
@@ -102,10 +97,15 @@ def check_fit(experiment: Experiment, part: Component) -> None:
         )
 
 
-def _reads_from_the_left(experiment: Experiment) -> bool:
-    """Returns whether the network has a causal context, or was trained on windows."""
+def _check_drafts(experiment: Experiment, part: Component) -> None:
+    """Raises UserError for drafts of a network without a causal context or windows."""
     context = experiment.config["network"].get("causal_context", False)
-    return context or experiment.objective.needs.windows
+    if part.value.needs.verifies and not (context or experiment.objective.needs.windows):
+        raise UserError(
+            f"{part.key}.name={part.name!r} needs a network that reads clean tokens from left to "
+            "right and can predict several masks after them: network.causal_context=True with "
+            "objective.name='block', or objective.name='sdlm'"
+        )
 
 
 def _check_blocks(experiment: Experiment, part: Component) -> None:
