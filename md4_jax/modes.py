@@ -1,8 +1,9 @@
 """Modes of the command line: train, eval, sample, plan, bench, prepare and audit."""
 
 import contextlib
+import shlex
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,13 +11,13 @@ import jax
 from md4_jax.config import audits, beginnings, build, foreign, inputs, judging, runs, unused
 from md4_jax.config import load as config
 from md4_jax.config.command import OF_A_RUN
+from md4_jax.config.ending import evaluated, evaluated_at_end
 from md4_jax.config.evaluators import readers, sizes_of_all, unknown_evaluator, with_kinds
 from md4_jax.config.schema import options_from
 from md4_jax.config.starting import checked, experiment_of, planned
 from md4_jax.data import units
 from md4_jax.data.domains import keep_domain, stored_domain
 from md4_jax.data.mixtures import Corpus, corpus_of
-from md4_jax.evals import report as eval_report
 from md4_jax.evals.samples import DrawnSamples
 from md4_jax.evals.suite import Suite, sizes_of
 from md4_jax.experiment import Experiment
@@ -25,7 +26,7 @@ from md4_jax.perf import aot as plans
 from md4_jax.perf import chips
 from md4_jax.perf.bench import bench
 from md4_jax.perf.bench_table import table
-from md4_jax.protocols import Params, UserError
+from md4_jax.protocols import UserError
 from md4_jax.runtime import devices, errors
 from md4_jax.runtime.commit import commit
 from md4_jax.runtime.compiling import keep_programs
@@ -83,7 +84,8 @@ def train_mode(call: Call) -> int:
             name = signal.Signals(signalled).name
             _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {call.command}")
             return 128 + signalled
-        _evaluated_at_end(experiment, suite, workdir)
+        again = f"python -m md4_jax --mode eval --workdir {shlex.quote(str(workdir))}"
+        evaluated_at_end(experiment, suite, workdir, again, _say)
     return 0
 
 
@@ -115,7 +117,8 @@ def eval_mode(call: Call) -> int:
         report.keep_also(call.workdir, row, call.command, _say)
 
     try:
-        _evaluated(experiment, suite, names, runs.averaged(experiment, call.workdir), keep)
+        averaged = runs.averaged(experiment, call.workdir)
+        evaluated(experiment, suite, names, averaged, keep, _say)
     finally:
         for line in report.lines(rows, is_named=len(set(names)) > 1):
             _say(line)
@@ -255,41 +258,3 @@ def _labelled(evals: Mapping[str, Any], sizes: Mapping[tuple[str, str], Any]) ->
         f"{split} of evals.{name}" if evals[name].data else split: size
         for (name, split), size in sizes.items()
     }
-
-
-def _evaluated_at_end(experiment: Experiment, suite: Suite, workdir: Place) -> None:
-    """Runs the final evaluators of a training run; prints a summary even if one of them fails."""
-    results: dict[str, dict[str, Any]] = {}
-
-    def keep(row: dict[str, Any]) -> None:
-        report.keep(workdir, row, experiment.checkpoint.retries)
-        results[row["eval"]] = row
-
-    step, params = runs.averaged(experiment, workdir)
-    try:
-        _evaluated(experiment, suite, suite.final(), (step, params), keep)
-    finally:
-        best = runs.best_line(experiment, workdir) + suite.failures.lines(workdir)
-        if jax.process_index() == 0:
-            _say(report.summary(experiment, workdir, step, results) + best)
-
-
-def _evaluated(
-    experiment: Experiment,
-    suite: Suite,
-    names: tuple[str, ...] | list[str],
-    averaged: tuple[int, Params],
-    keep: Callable[[dict[str, Any]], None],
-) -> None:
-    """Evaluates the parameters of a step and prints the results.
-
-    keep: called with each result, with its name as `eval` and the step, before the next evaluator
-    runs.
-    """
-    step, params = averaged
-    _say(f"\nevaluating step {step}: {', '.join(suite.in_order(names))} ...")
-    lines = eval_report.learned(params["process"], experiment.domain)
-    if lines:
-        _say(lines)
-    for name, result in suite.run(names, params, step, _say):
-        keep({"eval": name, "step": step, **result})

@@ -127,7 +127,7 @@ def _back(run: Path) -> Path:
 def _host(run: Any, options: CheckpointOptions) -> Any:
     checkpoints = Checkpoints(run / "checkpoints", options, read_only=True)
     try:
-        found = checkpoints.host(say=lambda text: None)
+        _, found = checkpoints.newest_host(say=lambda text: None)
     finally:
         checkpoints.close()
     return "the one before" if found["data"]["sequences"] != 240 else found

@@ -50,20 +50,24 @@ def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
 
     UserError if there is none.
     """
+    return averaged_and_host(experiment, workdir)[:2]
+
+
+def averaged_and_host(experiment: Experiment, workdir: Place) -> tuple[int, Params, dict]:
+    """Returns what `averaged` returns, and the host state of that checkpoint."""
     state = abstract_state(experiment)
 
     def ask(kept: Checkpoints) -> tuple[int, Params, dict] | None:
         step = _asked_step(experiment, workdir, kept.steps())
-        found = kept.restore_ema(state.ema, step=step)
-        return found and (*found, (kept.host() or {}) if state.frozen else {})
+        return kept.restore_ema(state.ema, step=step)
 
     found = read(experiment, workdir, ask)
     if found is None:
         raise _no_checkpoint(workdir)
     step, ema, host = found
     if state.frozen:
-        return step, joined(ema, base.read(workdir, state.frozen, host))
-    return step, {**ema, "network": stored(ema["network"], experiment.network.parameters)}
+        return step, joined(ema, base.read(workdir, state.frozen, host)), host
+    return step, {**ema, "network": stored(ema["network"], experiment.network.parameters)}, host
 
 
 def check_checkpoint(experiment: Experiment, workdir: Place) -> None:
@@ -170,9 +174,10 @@ def best_line(experiment: Experiment, workdir: Place) -> str:
 
 def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
     """Raises UserError if the run in workdir was trained on other text than the corpus."""
-    host = read(experiment, workdir, Checkpoints.host)
-    if host is None:
+    newest = read(experiment, workdir, Checkpoints.newest_host)
+    if newest is None:
         return
+    _, host = newest
     if "text" not in host:
         raise UserError(
             f"the checkpoints of {workdir} do not record which text they were trained on, so it "

@@ -151,6 +151,7 @@ class Suite:
         step: int,
         say: Callable[[str], None],
         forgive: Callable[[str, Exception], None] | None = None,
+        earlier: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Runs evaluators and yields (name, result) for each; `say` prints text.
 
@@ -162,8 +163,9 @@ class Suite:
         evaluator the others learn of it, and get an error too.
 
         forgive: called with (name, error) instead, if the error is no fault of the program
+        earlier: results of other evaluators on these parameters
         """
-        earlier: dict[str, dict[str, Any]] = {}
+        done = dict(earlier or {})
         failed: dict[str, Exception] = {}
         order = self.in_order(names)
         for number, name in enumerate(order, 1):
@@ -175,7 +177,7 @@ class Suite:
                 judge=self._judge,
                 run_of=self._run_of,
                 programs=self._programs,
-                earlier=earlier,
+                earlier=done,
                 say=say,
             )
             result, error = self._result(name, params, context, forgive)
@@ -186,7 +188,7 @@ class Suite:
                 if number < len(order):
                     say(f"failed, and {order[number]} is next: {failure_text(name, error)}")
             elif result is not None:
-                earlier[name] = result
+                done[name] = result
                 yield name, result
         if failed:
             raise of_all(_joined(failed))

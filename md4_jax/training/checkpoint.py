@@ -215,19 +215,17 @@ class Checkpoints:
 
     def restore_ema(
         self, template: Params, say=print, step: int | None = None
-    ) -> tuple[int, Params] | None:
-        """Returns (step, averaged parameters) of the newest readable checkpoint, or None.
+    ) -> tuple[int, Params, dict] | None:
+        """Returns (step, averaged parameters, host state) of the newest readable checkpoint.
 
-        step: another checkpoint to read; UserError if it cannot be read.
+        None if there is none. step: another checkpoint to read; UserError if it cannot be read.
         """
         asked = {"ema": template}
         found = self._newest(asked, say) if step is None else (step, self._one(step, asked))
-        return found and (found[0], items.graft(template, found[1]["ema"]))
-
-    def host(self, say=print) -> dict | None:
-        """Returns the host state of the newest readable checkpoint, or None."""
-        found = self.newest_host(say)
-        return found and found[1]
+        if found is None:
+            return None
+        step, arrays = found
+        return step, items.graft(template, arrays["ema"]), arrays["host"]["state"]
 
     def newest_host(self, say=print) -> tuple[int, dict] | None:
         """Returns (step, host state) of the newest readable checkpoint, or None."""

@@ -120,8 +120,10 @@ def test_eval_prints_one_json_object(evaluated):
 
 
 def test_eval_is_the_final_evaluation_of_training(copy, run, tiny, evaluated):
-    """Started again, the finished run only evaluates and says the same in words."""
+    """Started again, the finished run says the same in words, without evaluating again."""
     ended = run("--config", tiny, "--workdir", copy)
+    assert "step 30 was evaluated before, with the same settings: test, samples" in ended.out
+    assert "evaluating step" not in ended.out
     (line,) = [line for line in lines(ended) if line.startswith("trained to step 30; test: ")]
     value = f"{evaluated['bits_per_character']:.4f} +- {evaluated['bits_per_character_se']:.4f}"
     assert f"<= {value} bits/character" in line

@@ -248,12 +248,13 @@ def test_the_best_before_stays_until_the_next_one_is_whole(opened, tmp_path, mon
 def test_one_step_that_is_asked_for(opened, tmp_path):
     checkpoints = opened(keep=3)
     for step in (1, 2, 3):
-        checkpoints.save(step, state(step), {})
+        checkpoints.save(step, state(step), {"elapsed": 10 * step})
     checkpoints.wait()
     template = jax.tree.map(shape, state(0).ema)
     for asked, found in ((None, 3), (1, 1), (2, 2)):
-        step, ema = checkpoints.restore_ema(template, step=asked)
-        assert step == found and ema["w"].tolist() == [found, found + 1, found + 2]
+        step, ema, host = checkpoints.restore_ema(template, step=asked)
+        assert (step, host["elapsed"]) == (found, 10 * found)
+        assert ema["w"].tolist() == [found, found + 1, found + 2]
     for file in (tmp_path / "checkpoints" / "2").glob("ema/d/*"):
         file.write_text("")
     with pytest.raises(UserError, match="checkpoint 2 .* cannot be read: .* \\[1, 2, 3\\]: choose"):
