@@ -32,11 +32,14 @@ def load(
 
     Raises UserError if there is no such model, or if it is damaged or of unknown architecture.
     """
-    from md4_jax.model.inputs import check_changes  # imports JAX, which takes a second
-    from md4_jax.model.load import load as read
+    from md4_jax.model.changes import check_changes
+    from md4_jax.model.finding import found
 
     check_changes(config or {})
-    return read(source, config, trust=trust, adapters=adapters)
+    where = found(str(source))  # a wrong name need not wait for the import below and the devices
+    from md4_jax.model.load import load as read
+
+    return read(source, config, trust=trust, adapters=adapters, where=where)
 
 
 def audit(objective: Any, process: Any, **options: Any) -> Any:

@@ -29,6 +29,10 @@ class Found(NamedTuple):
 
 def found(source: str) -> Found:
     """Returns the location of a path or of a name on the hub, which is downloaded if needed."""
+    if not source:  # as a path it would be the current directory
+        raise UserError(
+            "the name of the model is empty: give the folder of a run or a model, or hf:USER/NAME"
+        )
     if source.startswith(hub.MARK):
         return _of(hub.snapshot(source))
     here = place(source, "the model")
@@ -45,8 +49,8 @@ def found(source: str) -> Found:
         try:
             return _of(hub.snapshot(source))
         except UserError as error:
-            raise UserError(f"there is no folder {source}, and {error}") from error
-    raise UserError(f"there is no {'file' if source.endswith(hub.ENDINGS) else 'folder'} {source}")
+            raise UserError(f"there is no folder {here}, and {error}") from error
+    raise UserError(f"there is no {'file' if source.endswith(hub.ENDINGS) else 'folder'} {here}")
 
 
 def _of(here: Place) -> Found:

@@ -1,7 +1,10 @@
 """Download and upload of folders and files on the Hugging Face hub, with its cache."""
 
+import os
 import pathlib
 import re
+import socket
+import urllib.parse
 from typing import Any
 
 from md4_jax.protocols import UserError
@@ -90,6 +93,13 @@ def _library() -> Any:
     return huggingface_hub
 
 
-def _first(error: Exception) -> str:
+def _first(error: BaseException) -> str:
+    """Returns the first line of an error of the library, or that the hub has no address here."""
+    cause = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            address = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+            return f"the address of {address.netloc} was not found. Is there a network?"
+        cause = cause.__cause__ or cause.__context__
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return first.removeprefix("Got: ")[:200]

@@ -36,16 +36,13 @@ def load(
     *,
     trust: Iterable[str] = (),
     adapters: Any = "",
+    where: Found | None = None,
 ) -> Model:
-    """Reads a model; see `md4_jax.load`."""
+    """Reads a model; see `md4_jax.load`. where: its location, if it was found already."""
     foreign.allow(trust)
+    where = where or finding.found(str(source))
     devices.platform()
     keep_programs()
-    if not str(source):  # as a path it would be the current directory
-        raise UserError(
-            "the name of the model is empty: give the folder of a run or a model, or hf:USER/NAME"
-        )
-    where = finding.found(str(source))
     folder, changes = runs.named_checkpoint(where.folder)
     changes |= {key: str(value) for key, value in (config or {}).items()}
     told = finding.told_by(folder)

@@ -49,6 +49,37 @@ def test_an_interruption_while_libraries_are_imported_has_one_line(ignored, tmp_
     )
 
 
+def test_a_wrong_name_does_not_wait_for_what_models_need(tmp_path):
+    """Their imports take seconds, and so do the devices of some machines."""
+    code = """
+import socket, sys
+def none(*_, **__):
+    raise socket.gaierror(-2, "Name or service not known")
+socket.getaddrinfo = none
+import md4_jax
+try:
+    md4_jax.load("no/such")
+except md4_jax.UserError as error:
+    print(error)
+from jax._src import xla_bridge
+print([name for name in sys.modules if name.startswith("md4_jax.networks")], xla_bridge._backends)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HOME": str(tmp_path / "hub")},
+        timeout=60,
+    )
+    assert done.stdout == (
+        f"there is no folder {tmp_path}/no/such, and hf:no/such is not in the hub's cache and "
+        "cannot be fetched: the address of huggingface.co was not found. Is there a network?\n"
+        "[] {}\n"
+    ), done
+
+
 @pytest.mark.slow
 def test_an_interruption_does_not_wait_for_the_program_on_the_devices():
     """Python's ordinary exit does, until the last sample is drawn; then it may crash."""
