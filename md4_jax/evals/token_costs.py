@@ -15,6 +15,7 @@ from md4_jax.objectives.draws import draws
 from md4_jax.objectives.md4 import MD4
 from md4_jax.objectives.radd import TDCE, LambdaDCE
 from md4_jax.objectives.score_entropy import ScoreEntropy
+from md4_jax.options import check_whole
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Batch, Objective, Params, UserError, batch_of
 from md4_jax.protocols.phrases import amount
@@ -61,7 +62,8 @@ def token_costs(
     for a bound that is not a sum over tokens, and for a label that is not a class of the network.
     """
     check_label(experiment, label)
-    if not isinstance(estimates, int | np.integer) or estimates < 1:
+    check_whole("estimates", estimates)
+    if estimates < 1:
         raise UserError(f"estimates must be a whole number of at least 1, not {estimates!r}")
     splits = splitting(experiment, objective)
     tokens = np.asarray(encoded(experiment, 0, text), np.int32)

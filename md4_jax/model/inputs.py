@@ -9,10 +9,11 @@ import numpy as np
 
 from md4_jax.config import foreign
 from md4_jax.config.judging import Others
+from md4_jax.config.schema import type_of
 from md4_jax.data.units import OF_IMAGES
 from md4_jax.evals import guides
 from md4_jax.experiment import Experiment
-from md4_jax.options import PromptOptions
+from md4_jax.options import PromptOptions, check_whole
 from md4_jax.processes.capabilities import ObservesMasks
 from md4_jax.protocols import UserError
 from md4_jax.protocols.phrases import amount
@@ -55,6 +56,16 @@ def prompts_and_reward(asked: Mapping[str, Any]) -> dict[str, Any]:
     foreign.allow(foreign.names_in(reward))
     cleared = {k: v for k, v in dataclasses.asdict(PromptOptions()).items() if k != "blank"}
     return {**cleared, "classifier": "", "reward": dict(reward)}
+
+
+def check_counts(asked: Mapping[str, Any], sampler: str) -> None:
+    """Raises UserError for a key of `sample` that must be a whole number and is another value.
+
+    sampler: sample.name of the config. A whole float is refused too, as in `Model.score`.
+    """
+    for key, value in asked.items():
+        if type_of("sample", asked.get("name", sampler), key) is int:
+            check_whole(f"sample.{key}", value)
 
 
 def full(options: Mapping[str, Any]) -> dict[str, Any]:

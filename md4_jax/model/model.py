@@ -284,16 +284,16 @@ class Model(pickling.Unpickled):
     def sampling(self, asked: Mapping[str, Any], *, prompted: bool = False) -> Experiment:
         """Returns the experiment with other keys in `sample`; prompted: prompts are ids."""
         check_draws(self.experiment)
+        inputs.check_counts(asked, self.config["sample"]["name"])
         config = copy.deepcopy(self.config)
         config["sample"] |= inputs.prompts_and_reward(asked)
         changes = {f"sample.{k}": str(value) for k, value in asked.items() if k != "reward"}
         config_lib.override(config, changes, schema.type_of)
         schema.check_keys(config)
-        # The same network object, so that compiled programs are reused.
         devices = list(self.experiment.mesh.devices.flat)
         made = build.experiment(config, self.domain, devices, place(self.origin), prompted=prompted)
         own = {"network": self.experiment.network, "mesh": self.experiment.mesh}
-        return inputs.opened(made._replace(**own), self.programs)
+        return inputs.opened(made._replace(**own), self.programs)  # compiled for this network
 
     def bound(self, name: str) -> Any:
         """Returns the named objective; UserError if it is not a bound for the model."""

@@ -111,7 +111,7 @@ def test_udlm(timed, tmp_path):
     # All rows are symbols, the entry that BERT has for a mask among them.
     assert model.domain.vocab_size == 12 and model.config["objective"]["name"] == "uniform_elbo"
     assert np.isfinite(model.score("abab", draws=2).nats).all()
-    assert model.sample(num=1, steps=2).tokens.shape == (1, 16)
+    assert model.sample(num=np.int32(1), steps=2).tokens.shape == (1, 16)
 
 
 @pytest.mark.campaign
@@ -399,6 +399,13 @@ def test_infilling_fills_the_blanks_after_a_stop():
         (lambda m: m.infill(["a_c"]), r"infill takes text, not \['a_c'\]"),
         (lambda m: m.sample(prompt=None), "sample.prompt must be text, not None"),
         (lambda m: m.sample(template=["a_"]), r"sample.template must be text, not \['a_'\]"),
+        (lambda m: m.sample(num=2.0), "sample.num must be a whole number, not 2.0"),
+        (lambda m: m.sample(num=True), "sample.num must be a whole number, not True"),
+        (lambda m: m.sample(1, steps=4.0), "sample.steps must be a whole number, not 4.0"),
+        (lambda m: m.infill("a_c", num="2"), "sample.num must be a whole number, not '2'"),
+        (lambda m: next(m.watch(seed=1.0)), "sample.seed must be a whole number, not 1.0"),
+        (lambda m: m.score("ab", draws=4.0), "draws must be a whole number, not 4.0"),
+        (lambda m: m.token_costs("ab", estimates=True), "estimates must be a whole .* not True"),
         (lambda m: m.score(["ab", 1]), "text 1 must be text, not 1"),
         (lambda m: m.score(3), "score takes a text or a list of texts, not 3"),
         (lambda m: m.score(b"ab"), "score takes a text or a list of texts, not b'ab'"),
