@@ -11,6 +11,7 @@ from md4_jax.config.load import unknown
 from md4_jax.config.mistakes import all_of
 from md4_jax.config.schema import arguments_of, build_section
 from md4_jax.data.sequences import SplitSize
+from md4_jax.data.tokenizer_base import UnknownCharacter
 from md4_jax.evals import EVALUATORS
 from md4_jax.evals.suite import Suite
 from md4_jax.objectives import OBJECTIVES
@@ -97,9 +98,42 @@ def readers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sizes_of_all(suite: Suite, names: Iterable[str]) -> dict[tuple[str, str], SplitSize]:
-    """Returns the result of `suite.sizes`; one UserError for all evaluators with missing data."""
-    each = all_of(*(partial(suite.sizes, [name]) for name in names))
+    """Returns the result of `suite.sizes`; one UserError for all evaluators with missing data.
+
+    Only the first unknown character is described, since the same characters may be in many texts.
+    """
+    unknown_in: dict[str, UserError] = {}
+
+    def sizes_of(name: str) -> dict[tuple[str, str], SplitSize]:
+        try:
+            return suite.sizes([name])
+        except UserError as error:
+            if not _is_of_character(error):
+                raise
+            unknown_in[name] = error
+            return {}
+
+    each = all_of(
+        *(partial(sizes_of, name) for name in names), partial(_check_characters, unknown_in)
+    )
     return {split: size for sizes in each for split, size in sizes.items()}
+
+
+def _check_characters(unknown_in: Mapping[str, UserError]) -> dict[Any, Any]:
+    """Raises UserError for the first text with an unknown character; it names the other texts."""
+    if unknown_in:
+        _, *others = [f"evals.{name}" for name in unknown_in]
+        error = next(iter(unknown_in.values()))
+        also = f". Unknown characters are also in the texts of {', '.join(others)}" * bool(others)
+        raise UserError(f"{error}{also}") from error
+    return {}
+
+
+def _is_of_character(error: BaseException | None) -> bool:
+    """Returns whether an error was raised because of an unknown character."""
+    if error is None:
+        return False
+    return isinstance(error, UnknownCharacter) or _is_of_character(error.__cause__)
 
 
 def _made(path: str, section: Mapping[str, Any], supplied: Mapping[str, Any]) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 from md4_jax.config.load import flatten
 from md4_jax.config.mistakes import raise_all
+from md4_jax.evals import EVALUATORS
 
 # Kinds of evaluators that draw no samples and use no judge.
 OF_DATA = ("classification", "information_profile", "likelihood", "ngrams", "zero_shot")
@@ -35,7 +36,7 @@ def check(
     """
     before, after = dict(flatten(kept)), dict(flatten(asked))
     new = [key for key in assigned if after.get(key, "") != before.get(key, "")]
-    reasons = {key: _reason(key, mode, asked, tuple(evals)) for key in new}
+    reasons = {key: _reason(key, mode, kept, asked, tuple(evals)) for key in new}
     raise_all(
         [
             f"{key}={after.get(key)!r} changes nothing in --mode {mode}: {why}. Leave it out"
@@ -45,7 +46,13 @@ def check(
     )
 
 
-def _reason(key: str, mode: str, asked: Mapping[str, Any], evals: tuple[str, ...]) -> str:
+def _reason(
+    key: str,
+    mode: str,
+    kept: Mapping[str, Any],
+    asked: Mapping[str, Any],
+    evals: tuple[str, ...],
+) -> str:
     """Returns why a mode does not use a key; '' if it does."""
     for pattern, user in OTHERS.items():
         if re.match(pattern, key):
@@ -56,12 +63,39 @@ def _reason(key: str, mode: str, asked: Mapping[str, Any], evals: tuple[str, ...
     if mode == "sample":
         if section == "data" and not sample.get("image_from"):
             return "no data are read"
-        return "no evaluator runs" if section == "evals" and not sample["judge"] else ""
+        return _of_judge(key, kept, asked) if section == "evals" else ""
     kinds = [asked["evals"][name]["name"] for name in evals]
-    if not all(kind in OF_DATA for kind in kinds):
-        return ""
-    if section == "sample":
+    if not all(kind in EVALUATORS for kind in kinds):
+        return ""  # one of the user's own may read anything
+    if section == "sample" and all(kind in OF_DATA for kind in kinds):
         return f"{', '.join(evals)} {'draw' if len(evals) > 1 else 'draws'} no samples"
+    if key == "sample.judge" and "samples" not in kinds:
+        return "only evaluators of the kind samples use it"
     if section == "evals" and key.split(".")[1] not in evals:
+        if sample["judge"] and "samples" in kinds:
+            return _of_judge(key, kept, asked)
         return f"it is not among the evaluators that run, {', '.join(evals)}"
     return ""
+
+
+def _of_judge(key: str, kept: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """Returns why a key of an evaluator does not change how sample.judge judges; '' if it does.
+
+    See `judging.judge_of`: another run keeps its own objective.
+    """
+    judge, main = asked["sample"]["judge"], _main(asked)
+    if not judge:
+        return "no evaluator runs"
+    reads = ("draws", "batch_size", "seed", *(["objective"] if judge == "self" else []))
+    name, own = key.split(".")[1:3]
+    if main is None or (name == main and own in reads):
+        return ""
+    if own in ("name", "final") and main != _main(kept):
+        return ""
+    return f"of evaluators sample.judge={judge!r} reads only {', '.join(reads)} of evals.{main}"
+
+
+def _main(config: Mapping[str, Any]) -> str | None:
+    """Returns the name of the evaluator that is `likelihood.main_bound`."""
+    bounds = {k: e for k, e in config["evals"].items() if e["name"] == "likelihood"}
+    return next((k for k, e in bounds.items() if e.get("final", True)), next(iter(bounds), None))

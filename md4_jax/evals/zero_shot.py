@@ -12,7 +12,8 @@ import numpy as np
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import TextDomain
-from md4_jax.data.sources.splits import NoText
+from md4_jax.data.sources.corpora import CORPORA, section_of
+from md4_jax.data.sources.splits import NoFile, NoText
 from md4_jax.data.tokenizer_base import UnknownCharacter
 from md4_jax.evals import report
 from md4_jax.evals.context import Context, check_sizes, first_alone
@@ -213,6 +214,14 @@ class ZeroShot:
 
 def _said(error: UserError, key: str, name: str, split: str) -> str:
     """Rewords an error about a set with the keys and the split of this evaluator."""
+    if isinstance(error, NoFile):
+        files = [file.name for file in CORPORA[SETS[name][0]["dataset"]].files]
+        files = [file for file in files if section_of(file) == split] or files
+        files = files or [f"{split}{ending}" for ending in (".parquet", ".jsonl", ".txt")]
+        return (
+            f"there is no file in this folder or below it. Put that of the {split} split there, "
+            f"such as {' or '.join(files)}, or remove {name} from {key}.sets"
+        )
     if isinstance(error, NoText):
         return (
             f"the {split} split has 0 tokens. Add its file, remove {name} from {key}.sets, or "

@@ -10,7 +10,9 @@ from typing import ClassVar
 import jax
 import pytest
 
+from md4_jax.config.evaluators import sizes_of_all
 from md4_jax.data.sequences import SplitSize
+from md4_jax.data.tokenizer_base import UnknownCharacter
 from md4_jax.evals import ngrams
 from md4_jax.evals.context import first_alone, numbers_of
 from md4_jax.evals.frechet import FrechetDistance
@@ -277,6 +279,32 @@ def test_the_sizes_are_of_what_the_evaluators_read():
     suite = suite_of({"mine": LikelihoodBound(None, stride=3)}, lambda changes: own)
     with pytest.raises(UserError, match="evals.mine: single examples have no stride"):
         suite.sizes(["mine"])
+
+
+def test_unknown_characters_are_described_once():
+    """A text often lacks the same characters in its validation and test split."""
+
+    def sizes(names):
+        [name] = names
+        if name == "d":
+            raise UserError("evals.d: no file")
+        if name != "a":
+            said = f"the {name} split, b.txt: the character 'x' is unknown"
+            try:
+                raise UserError(said) from UnknownCharacter(said)
+            except UserError as error:
+                raise UserError(f"evals.{name}: {said}") from error
+        return {("a", "test"): 3}
+
+    suite = types.SimpleNamespace(sizes=sizes)
+    assert sizes_of_all(suite, ["a"]) == {("a", "test"): 3}
+    said = r"evals.b: the b split, b.txt: the character 'x' is unknown"
+    with pytest.raises(UserError, match=f"^{said}$"):
+        sizes_of_all(suite, ["a", "b"])
+    with pytest.raises(UserError) as found:
+        sizes_of_all(suite, ["b", "d", "c", "e"])
+    also = "Unknown characters are also in the texts of evals.c, evals.e"
+    assert found.value.messages == ("evals.d: no file", f"{said}. {also}")
 
 
 def test_samples_get_no_labels_of_images_that_have_none():

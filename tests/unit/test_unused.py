@@ -1,5 +1,7 @@
 """Keys of the command line that a mode does not use are refused, unless they are the run's own."""
 
+import copy
+
 import pytest
 
 from md4_jax.config import unused
@@ -12,16 +14,20 @@ KEPT = {
     "checkpoint": {"every": 1, "best": ""},
     "sample": {"steps": 4, "judge": "", "image_from": ""},
     "evals": {
-        "test": {"name": "likelihood", "draws": 1},
+        "validation": {"name": "likelihood", "final": False, "draws": 1},
+        "test": {"name": "likelihood", "draws": 1, "objective": {"name": "auto"}},
         "known": {"name": "known_words", "num": 1},
         "models": {"name": "ngrams"},
+        "drawn": {"name": "samples"},
+        "mine": {"name": "package.module:Mine"},
     },
 }
 
+SELF, RUN = {"sample__judge": "self"}, {"sample__judge": "runs/other"}
+
 
 def asked(**values):
-    config = {name: dict(section) for name, section in KEPT.items()}
-    config["evals"] = {name: dict(section) for name, section in KEPT["evals"].items()}
+    config = copy.deepcopy(KEPT)
     for key, value in values.items():
         *parents, last = key.split("__")
         section = config
@@ -39,7 +45,16 @@ def asked(**values):
         ("sample", (), {"train__seconds": 9}, "it is for --mode train"),
         ("sample", (), {"tokenizer__path": "b"}, "the run has kept its tokenizer"),
         ("sample", (), {"evals__test__draws": 2}, "no evaluator runs"),
-        ("sample", (), {"evals__test__draws": 2, "sample__judge": "self"}, ""),
+        ("sample", (), {"evals__test__draws": 2, **SELF}, ""),
+        ("sample", (), {"evals__test__objective__name": "md4", **SELF}, ""),
+        ("sample", (), {"evals__test__objective__name": "md4", **RUN}, "batch_size, seed of"),
+        ("sample", (), {"evals__test__seed": 2, **RUN}, ""),
+        ("sample", (), {"evals__test__limit": 2, **SELF}, "reads only draws, .* of evals.test"),
+        ("sample", (), {"evals__known__num": 2, **SELF}, "reads only draws, .* of evals.test"),
+        ("sample", (), {"evals__validation__draws": 2, **SELF}, "of evals.test"),
+        ("sample", (), {"evals__validation__final": True, **SELF}, ""),  # it becomes the main one
+        ("sample", (), {"evals__test__final": False, **SELF}, ""),
+        ("sample", (), {"evals__models__final": False, **SELF}, "of evals.test"),
         ("sample", (), {"sample__steps": 9}, ""),
         ("eval", ("test",), {"data__path": "b.txt"}, ""),
         ("eval", ("test",), {"train__microbatches": 2}, "it is for --mode train"),
@@ -49,6 +64,14 @@ def asked(**values):
         ("eval", ("models",), {"evals__test__draws": 2}, "that run, models"),
         ("eval", ("test", "models"), {"sample__steps": 9}, "test, models draw no samples"),
         ("eval", ("test", "known"), {"sample__steps": 9}, ""),
+        ("eval", ("known",), {"evals__test__draws": 2}, "among the evaluators that run, known"),
+        ("eval", ("known",), SELF, "only evaluators of the kind samples use it"),
+        ("eval", ("drawn",), SELF, ""),
+        ("eval", ("mine",), SELF, ""),
+        ("eval", ("mine",), {"evals__test__draws": 2}, ""),
+        ("eval", ("drawn",), {"evals__test__draws": 2}, "that run, drawn"),
+        ("eval", ("drawn",), {"evals__test__draws": 2, **SELF}, ""),
+        ("eval", ("drawn",), {"evals__test__split": "all", **SELF}, "of evals.test"),
     ],
 )
 def test_a_key_that_changes_nothing_is_refused(mode, evals, values, reason):

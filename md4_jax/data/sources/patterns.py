@@ -6,7 +6,7 @@ import os
 
 from md4_jax.data import hub
 from md4_jax.data.sources import formats
-from md4_jax.data.sources.splits import NoText
+from md4_jax.data.sources.splits import NoFile
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, exists, is_remote, place
 
@@ -34,7 +34,7 @@ def matching(path: str | tuple[str, ...]) -> list[Place]:
                 f" in {os.getcwd()}, where this command was started: start it where the file is, "
                 "or give the whole path"
             )
-        raise NoText(said)
+        raise NoFile(said)
     for file in found:
         if not (is_remote(file) or os.access(file, os.R_OK)):
             raise UserError(f"data.path: the file {file} cannot be read: Permission denied")

@@ -15,6 +15,10 @@ class NoText(UserError):
     """Raised if a split has no text or no file."""
 
 
+class NoFile(NoText):
+    """Raised if there is no file at all."""
+
+
 def check_split(split: str) -> None:
     """Raises UserError if `split` is not one of the three, or `all`."""
     if split not in (*SPLITS, ALL):

@@ -556,7 +556,8 @@ def zero_shot_error(tokenizer, path: str, **options) -> str:
     own = {"name": "text", "length": 32}
     corpus_of = inputs.corpora({"data": own}, TextDomain(tokenizer, 32))
     with pytest.raises(UserError) as found:
-        ZeroShot(objective=None, sets="ptb", path=path, **options).opened("evals.z", corpus_of)
+        asked = {"sets": "ptb", "path": path} | options
+        ZeroShot(objective=None, **asked).opened("evals.z", corpus_of)
     return str(found.value)
 
 
@@ -572,6 +573,18 @@ def test_zero_shot_advises_what_helps_against_each_error(tmp_path, monkeypatch):
     missing = zero_shot_error(Bytes(), str(tmp_path))
     assert missing.startswith(f"evals.z.path={tmp_path} has no folder ptb: put the files")
     (tmp_path / "ptb").mkdir()
+    (tmp_path / "ptb" / "below").mkdir()
+    for name, files in (
+        ("ptb", "ptb.valid.txt"),
+        ("wikitext2", "validation.parquet or validation.jsonl or validation.txt"),
+    ):
+        (tmp_path / name).mkdir(exist_ok=True)
+        assert zero_shot_error(Bytes(), str(tmp_path), sets=name) == (
+            f"evals.z: {name} in {tmp_path}/{name}: there is no file in this folder or below it. "
+            f"Put that of the validation split there, such as {files}, or remove {name} from "
+            "evals.z.sets"
+        )
+    (tmp_path / "ptb" / "ptb.train.txt").write_text(" they fell \n")
     missing = zero_shot_error(Bytes(), str(tmp_path))
     assert missing == f"{start}the validation split {nothing}{add}"
     (tmp_path / "ptb" / "ptb.valid.txt").write_text(" they fell \n")
