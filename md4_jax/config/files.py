@@ -40,14 +40,14 @@ def load(path: str) -> dict[str, Any]:
             f"--config {path}: there is no such file, and no config of the package has this name."
             f"{hint} Known: {', '.join(known)}"
         )
-    no_config = UserError(f"--config {path}: a config is a Python file with a get_config()")
+    said = f"--config {path}: a config is a Python file with a function get_config(), and this is"
     if file.suffix != ".py":
-        raise no_config
+        raise UserError(f"{said} no .py file")
     try:
         with _importable(file):
             module = _executed(file)
-            if not hasattr(module, "get_config"):
-                raise no_config
+            if not callable(getattr(module, "get_config", None)):
+                raise UserError(f"{said} without one: see configs/quickstart.py")
             config = module.get_config(*_arguments(path, module, argument))
     except UserError:
         raise
@@ -55,9 +55,10 @@ def load(path: str) -> dict[str, Any]:
         said = _of_config(error) or f"{type(error).__name__}: {error}"
         raise UserError(f"--config {path}{_line(file, error)}: {said}") from error
     if not isinstance(config, ConfigDict):
+        hint = ". Does it lack a return?" if config is None else ""
         raise UserError(
             f"--config {path}: get_config() must return an ml_collections.ConfigDict, not "
-            f"{type(config).__name__}"
+            f"{type(config).__name__}{hint}"
         )
     return config.to_dict()
 
@@ -134,7 +135,8 @@ def _arguments(path: str, module: Any, argument: str) -> list[str]:
     takes = bool(inspect.signature(module.get_config).parameters)
     known = list(getattr(module, "FAMILIES", ()))
     if takes != bool(argument):
-        wants = f"needs one of {', '.join(known)}: FILE:NAME" if takes else "takes no :ARGUMENT"
+        named = f"one of {', '.join(known)}" if known else "an argument"
+        wants = f"needs {named}: {path}:NAME" if takes else "takes no :ARGUMENT"
         raise UserError(f"--config {path}: its get_config {wants}")
     if known and argument not in known:
         raise unknown(f"name in --config {path}:", argument, known)

@@ -308,7 +308,10 @@ OF_BASE = "from configs import base\ndef get_config(): c = base.get_config(); "
     "content, words",
     [
         ("def get_config(:", r"SyntaxError: .*\(mine.py, line 1\)"),
-        ("x = 1", "a config is a Python file with a get_config"),
+        ("x = 1", r"a function get_config\(\), and this is without one: see configs/quickstart"),
+        ("get_config = 3", "this is without one"),
+        ("def get_config():\n    pass", "ConfigDict, not NoneType. Does it lack a return"),
+        ("def get_config(size):\n    pass", "its get_config needs an argument: .*mine.py:NAME$"),
         ("def get_config():\n    return {}", "must return an ml_collections.ConfigDict"),
         ("def get_config():\n    return 1 / 0", "mine.py, line 2: ZeroDivisionError"),
         (
