@@ -98,6 +98,10 @@ def _kind(path: Place) -> str:
 @contextlib.contextmanager
 def _opened(path: Place) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """Yields (file, its decompressed content); UserError if it cannot be read."""
+    if path.suffix in COMPRESSED and not path.stat().length:  # gzip would read it as no text
+        raise UserError(
+            f"{path} cannot be read: it has 0 bytes, which no compressed file has. Fetch it again"
+        )
     try:
         with path.open("rb") as file:
             yield file, COMPRESSED[path.suffix](file) if path.suffix in COMPRESSED else file

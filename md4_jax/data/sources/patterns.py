@@ -1,8 +1,10 @@
 """Files of data.path: one file, a folder, a pattern, or an address in an object store."""
 
+import contextlib
 import glob
 import itertools
 import os
+from collections.abc import Iterator
 
 from md4_jax.data import hub
 from md4_jax.data.sources import formats
@@ -84,18 +86,42 @@ def _check_way(path: str) -> None:
 
 
 def _check_folders(pattern: str) -> None:
-    """Raises UserError if a folder that the pattern searches cannot be read.
+    """Raises UserError if a folder that the pattern searches cannot be read, or contains itself.
 
-    `glob` itself silently skips such a folder.
+    `glob` itself silently skips the first, and follows a link to the second about 40 times.
     """
     parts = os.path.normpath(pattern).split(os.sep)
     for number, part in enumerate(parts):
         if glob.has_magic(part):
             above = os.sep.join(parts[:number] or ["."]) or os.sep
-            below = [os.path.join(above, "**", "")] if part == "**" else []
-            for folders in (above, *below):
-                for folder in glob.iglob(folders, recursive=True):
+            for top in glob.iglob(above, recursive=True):
+                for folder in _below(top) if part == "**" else [top]:
                     _check_folder(folder)
+
+
+def _below(folder: str) -> Iterator[str]:
+    """Yields a folder and those below it that `glob` would search, each before those below it."""
+    yield folder
+    with contextlib.suppress(OSError):  # a file, or a folder that is gone
+        with os.scandir(folder) as entries:
+            paths = [entry.path for entry in entries if not entry.name.startswith(".")]
+        for path in filter(os.path.isdir, paths):
+            if os.path.islink(path):
+                _check_link(path)
+            yield from _below(path)
+
+
+def _check_link(link: str) -> None:
+    """Raises UserError for a link to a folder that contains the link."""
+    way = [os.path.abspath(link)]
+    while way[-1] != os.path.dirname(way[-1]):
+        way.append(os.path.dirname(way[-1]))
+    if os.path.realpath(link) in map(os.path.realpath, way[1:]):
+        raise UserError(
+            f"data.path: the link {link} leads to {os.path.realpath(link)}, which contains it, so "
+            "its files would be read again and again. Remove the link, or leave it out by a "
+            "pattern such as 'books/*.txt'"
+        )
 
 
 def _check_folder(folder: str) -> None:

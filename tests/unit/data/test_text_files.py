@@ -58,6 +58,25 @@ def test_the_split_all_is_the_whole_text_uncut(tmp_path):
     assert list(TextFiles(str(tmp_path / "one.txt")).documents("all")) == ["é" * 100]
 
 
+@pytest.mark.parametrize("pattern", ["", "/**", "/**/*.txt"])
+def test_a_link_back_does_not_repeat_the_text(tmp_path, pattern, monkeypatch):
+    """glob follows it until a path is too long: the text was read 41 times."""
+    for name in ("one/below", "other"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.txt").write_text(name)
+    (tmp_path / "one" / "out").symlink_to("../other")
+    (tmp_path / "one" / "itself").symlink_to("itself")
+    expected = ["one/below", "other"]  # a link elsewhere is followed
+    assert list(TextFiles(f"{tmp_path}/one{pattern}").documents("all")) == expected
+    monkeypatch.chdir(tmp_path)
+    for link, target in (("one/below/up", ".."), ("other/back", tmp_path / "one")):
+        (tmp_path / link).symlink_to(target)
+        said = rf"the link one\S*{link[-5:]} leads to {tmp_path}/one, which contains it"
+        with pytest.raises(UserError, match=said):
+            list(TextFiles(f"one{pattern}").documents("all"))
+        (tmp_path / link).unlink()
+
+
 FOLDERS = ["", "/**", "/*/*.txt", "/**/*.txt", "/secret"]
 
 
@@ -556,3 +575,13 @@ def test_real_openwebtext(shared):
     train, validation, test = read(TextFiles(str(path), validation=50, test=100))
     assert (len(train), len(validation), len(test)) == (750, 50, 100)
     assert train[0].startswith("A magazine supplement")
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz", "a.txt.xz"])
+def test_a_compressed_file_of_no_bytes_is_no_empty_text(name, tmp_path):
+    """As a download that was cut off leaves it; gzip reads it as no text."""
+    (tmp_path / name).touch()
+    (tmp_path / "b.txt").write_text("a text")
+    key = "" if "json" not in name else "text"
+    with pytest.raises(UserError, match=f"{name} cannot be read: it has 0 bytes, .*Fetch it again"):
+        list(TextFiles(str(tmp_path / name), text_key=key).documents("all"))
