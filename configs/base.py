@@ -149,6 +149,8 @@ def get_config() -> ConfigDict:
                 router_bias=False,  # a bias of each expert, only for the choice of experts
                 router_groups=1,  # groups of experts
                 router_groups_taken=1,  # groups from which a token's experts are chosen
+                router_block=0,  # tokens of a block that share experts; 0: each chooses from all
+                router_block_taken=0,  # experts that they share
                 balance=0.0,  # weight of the load-balancing loss, such as 0.01; 0: none
                 router_z=0.0,  # weight of the router z-loss, such as 0.001; 0: none
                 lora_rank=0,  # rank of the adapter of each linear layer of a block; 0: none

@@ -57,6 +57,8 @@ ADDED = {
     "network.router_bias": False,
     "network.router_groups": 1,
     "network.router_groups_taken": 1,
+    "network.router_block": 0,
+    "network.router_block_taken": 0,
     "network.router_normalised": False,
     "network.router_scale": 1.0,
     "network.router_z": 0.0,

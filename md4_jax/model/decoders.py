@@ -21,7 +21,14 @@ shift. It was also trained from left to right: attention among clean tokens is c
 same parameters are also a causal model.
 
 Stable-DiffCoder (ByteDance Seed, 2026) is block diffusion like SDAR, adapted from Seed-Coder, a
-Llama.
+Llama. So is DreamReasoner (arXiv:2606.19257), adapted from Qwen3: it is no Dream, whose name its
+config.json has, since its logits are at the token's own position.
+
+iLLaDA (arXiv:2606.25331) is a masked model that was trained from scratch, in the layout of a Llama:
+bidirectional, with logits at the token's own position.
+
+I-DLM (arXiv:2604.11035) has the config.json of an SDAR and `use_regular_causal`. Its attention is
+causal, so that it is read as the left-to-right model that its sampler draws from.
 
 WeDLM (arXiv:2512.22737) was adapted from Qwen2.5 and Qwen3, without a shift. Its attention is
 causal along an order in which all tokens come before all masks.
@@ -38,7 +45,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
-from md4_jax.model import dreamon, rotary
+from md4_jax.model import causal_classes, dreamon, rotary
 from md4_jax.model.peer import (
     Peer,
     agree,
@@ -56,10 +63,12 @@ from md4_jax.runtime.tensors import Tensors
 
 NEMOTRON, DIFFCODER = "nemotron_labs_diffusion", "stable_diffcoder"
 OPEN_DLLM, WEDLM, CODA, SDLM = "open_dllm", "wedlm", "coda", "sdlm"
+ILLADA, REASONER = "illada", "dream_reasoner"
 CAUSAL = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "ministral3")
-BLOCKWISE = ("sdar", "sdar_moe", "fast_dllm_qwen", NEMOTRON, DIFFCODER)
+BLOCKWISE = ("sdar", "sdar_moe", "fast_dllm_qwen", NEMOTRON, DIFFCODER, REASONER)
 A2D = ("a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama", "a2d-ministral3")
-MASKED = ("dream", "dreamon", OPEN_DLLM, WEDLM, CODA, SDLM, "rnd1", "diffullama", *A2D, *BLOCKWISE)
+MASKED = ("dream", "dreamon", OPEN_DLLM, WEDLM, CODA, SDLM, "rnd1", "diffullama", ILLADA)
+MASKED += (*A2D, *BLOCKWISE)
 KINDS = (*MASKED, *CAUSAL)
 SHIFTED = ("dream", "dreamon", OPEN_DLLM, CODA, "rnd1", "fast_dllm_qwen", "diffullama")
 # Classes in `architectures` of config.json that have the model_type of a Llama.
@@ -76,11 +85,14 @@ IMPLIED = {
     "diffullama": {"mask_token_id": 811},
     WEDLM: {"mask_token_id": 151_665},
     DIFFCODER: {"block_size": 4, "mask_token_id": 5},
+    ILLADA: {"mask_token_id": 5},
     NEMOTRON: {"block_size": 32, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     **{kind: {"rms_norm_eps": 1e-5} for kind in ("ministral3", "a2d-ministral3")},
 }
 # Key of SDLM's config.json for the mask.
 SDLM_MASK = "text_mask_token_id"
+# Key of I-DLM's config.json for causal attention.
+IDLM = "use_regular_causal"
 # Values of dlm_paradigm in a Nemotron's config.json: how it is trained, or read.
 LEFT_TO_RIGHT = "autoregressive"
 PARADIGMS = ("bidirectional", "block_diff", LEFT_TO_RIGHT)
@@ -89,7 +101,7 @@ BASES = {
     "dream": "qwen2", "dreamon": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3",
     "sdar_moe": "qwen3_moe", "rnd1": "qwen3_moe", "mistral": "llama", "diffullama": "llama",
     NEMOTRON: "ministral3", DIFFCODER: "llama", OPEN_DLLM: "qwen2", CODA: "qwen3",
-    SDLM: "qwen2",
+    SDLM: "qwen2", ILLADA: "llama", REASONER: "qwen3",
 }  # fmt: skip
 # Layout, whether logits are shifted, whether there are blocks -> model_type; others are A2D models.
 NAMES = {
@@ -107,7 +119,7 @@ LENGTH = 2048
 BUILT = {
     "hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False,
     "partial_rotary_factor": 1.0, "decoder_sparse_step": 1, "mlp_only_layers": [],
-    "causal_attn": False,
+    "causal_attn": False, "layer_norm_eps": None,
 }  # fmt: skip
 
 
@@ -128,7 +140,9 @@ def peer(told: Told, tensors: Tensors) -> Peer:
     convert = published_experts.from_lladamoe if network["experts"] else published.from_llama
     found = of_masks(told, tensors, network, convert, (names.table, names.head), LENGTH)
     found = found._replace(told_of=told_of)
-    if kind in CAUSAL or told.get("dlm_paradigm") == LEFT_TO_RIGHT:
+    if kind in CAUSAL:
+        found = found._replace(unread=causal_classes.checked(told, tensors))
+    if kind in CAUSAL or told.get("dlm_paradigm") == LEFT_TO_RIGHT or told.get(IDLM):
         return from_the_left(found, told, tensors)
     if kind == WEDLM:
         return in_an_order(found, {"name": "wedlm"}, {"name": "streaming"})
@@ -154,6 +168,8 @@ def kind_by_class(told: Mapping[str, Any], tensors: Tensors) -> str:
         return SDLM
     if told.get("model_type") == "qwen2" and told.get("mask_token_id") is not None:
         return OPEN_DLLM
+    if str(told.get("model_type")).lower() == "dream" and told.get("block_size") is not None:
+        return REASONER
     found = (CLASSES.get(name) for name in told.get("architectures") or [])
     return next(filter(None, found), "") if names.table in tensors else ""
 
@@ -186,7 +202,7 @@ def told_of(
     stays = kind == NEMOTRON and context and not shifted
     stays = stays or (kind == DIFFCODER and block > 0 and not (context or shifted))
     name = kind if stays or kind == "diffullama" else name
-    left = ["right_shift_logits", "block_size", "bd_size", "causal_context", "dlm_paradigm"]
+    left = ["right_shift_logits", "block_size", "bd_size", "causal_context", "dlm_paradigm", IDLM]
     if name.lower() != kind:  # another project's code
         left += ["architectures", "auto_map"]
     found = {key: value for key, value in told.items() if key not in left}

@@ -2,7 +2,7 @@
 
 LLaDA-MoE (arXiv:2509.24389) is a LLaDA with experts. LLaDA2 (arXiv:2512.15745) is a block diffusion
 model: a token sees all of its own block of 32 tokens and the blocks before it. The network of
-LLaDA2.1 is the same.
+LLaDA2.1 is the same. In LLaDA2.2 the tokens of a block share a few of the experts.
 """
 
 import re
@@ -29,6 +29,8 @@ LLADA_MOE = {
     "moe_router_enable_expert_bias": False, "moe_router_score_function": "softmax",
     "routed_scaling_factor": 1,
 }  # fmt: skip
+# Keys of LLaDA2.2 for entries with which its sampler edits texts.
+LEVENSHTEIN = ("delete_token_id", "split_token_id")
 LLADA2 = {"norm_topk_prob": True, "score_function": "sigmoid"}
 
 
@@ -55,11 +57,24 @@ def llada2(told: Told, tensors: Tensors) -> Peer:
         "rotary_part": float(told.get("partial_rotary_factor", 0.5)),
         "router": "sigmoid", "router_bias": True, "router_normalised": True,
         "router_scale": float(needed(told, tensors, "routed_scaling_factor")),
-        "router_groups": needed(told, tensors, "n_group"),
-        "router_groups_taken": needed(told, tensors, "topk_group"),
     }  # fmt: skip
     block = told.get("block_size", BLOCK)
+    network |= _choice(told, tensors, block)
     return in_blocks(_peer(told, tensors, network, published_experts.from_llada2), block)
+
+
+def _choice(told: Told, tensors: Tensors, block: int) -> dict[str, Any]:
+    """Returns the keys of the choice of experts: from groups, or in LLaDA2.2 from those of a block.
+
+    The config.json of LLaDA2.2 has groups too, which its code does not use.
+    """
+    if told.get("expert_capacity"):
+        told.without("n_group", "topk_group", *LEVENSHTEIN)
+        return {"router_block": block, "router_block_taken": told["expert_capacity"]}
+    return {
+        "router_groups": needed(told, tensors, "n_group"),
+        "router_groups_taken": needed(told, tensors, "topk_group"),
+    }
 
 
 def _peer(told: Mapping[str, Any], tensors: Tensors, network: dict[str, Any], convert: Any) -> Peer:

@@ -35,10 +35,10 @@ KEPT = 4096
 # Keys of a network that affect its outputs and cannot be inferred from the shapes of its arrays.
 UNTOLD = (
     "shifted", "causal", "causal_context", "heads", "norm_eps", "rotary_base", "rotary_scaling",
-    "rotary_part", "rotary_ramp", "rotary_gain", "rotary_type", "query_scaling", "window",
-    "global_every", "local_base", "cap", "experts_per_token", "router", "router_normalised",
-    "router_scale", "router_groups", "router_groups_taken", "condition_activation",
-    "token_dropout", "rotary_half", "decoder_depth", "decoder_reads", "shared_blocks",
+    "rotary_part", "rotary_ramp", "rotary_gain", "rotary_type", "query_scaling", "window", "cap",
+    "global_every", "local_base", "experts_per_token", "router", "router_normalised", "rotary_half",
+    "router_scale", "router_groups", "router_groups_taken", "router_block", "router_block_taken",
+    "condition_activation", "token_dropout", "decoder_depth", "decoder_reads", "shared_blocks",
 )  # fmt: skip
 
 

@@ -26,8 +26,9 @@ from md4_jax.runtime.tensors import Tensors, is_folder
 from md4_jax.training.report import kept
 from md4_jax.training.trainable import trained_beside
 
-# Largest number of rows of a padded table without an entry: below 128, or one in 100.
-SPARE = 127
+# Largest number of rows of a padded table without an entry: below 128, or one in 50. LFM2 has
+# 65,536 rows for 64,400 entries.
+SPARE, PADDED = 127, 50
 
 
 def load(
@@ -218,7 +219,7 @@ def _domain(folder: Place, peer: Peer, asked: dict[str, Any]) -> Domain:
     entries, symbols = tokenizer.vocab_size, peer.symbols
     if mask is None and peer.begins is not None:
         return _with_new_mask(folder, peer, tokenizer, asked)
-    rows, spare = (symbols, 1) if mask is None else (symbols + 1, max(SPARE, symbols // 100))
+    rows, spare = (symbols, 1) if mask is None else (symbols + 1, max(SPARE, symbols // PADDED))
     if mask is not None:
         _check_mask(folder, peer, mask)
         symbols = min(rows, max(entries, mask + 1, peer.most + 1)) - 1
@@ -241,7 +242,7 @@ def _with_new_mask(folder: Place, peer: Peer, tokenizer: Any, asked: dict[str, A
     UserError if the model has fewer rows than the tokenizer, or far more.
     """
     entries, rows = tokenizer.vocab_size, peer.symbols
-    if not entries <= rows <= entries + max(SPARE, rows // 100):
+    if not entries <= rows <= entries + max(SPARE, rows // PADDED):
         raise _foreign_tokenizer(entries, folder, rows)
     if not 0 <= peer.begins < entries:
         raise UserError(

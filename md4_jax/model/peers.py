@@ -44,7 +44,7 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     if kind != gemma.KIND:  # which tells null from a key that is not there
         noted = noted.known()
     found = KINDS[kind](noted, tensors)
-    return found._replace(kind=kind, unread=noted.unread())
+    return found._replace(kind=kind, unread={**noted.unread(), **found.unread})
 
 
 def with_mask(told: Mapping[str, Any], folder: Place) -> Mapping[str, Any]:
@@ -67,7 +67,8 @@ def kind_of(told: Mapping[str, Any], tensors: Tensors) -> str:
         for kind in NAMED:
             if name.lower().removesuffix("modellm") == kind:
                 return kind
-    if "model.transformer.wte.weight" in tensors:
+    # Its arrays, but not under another name: Edit Flows of dLLM and models of images have them too.
+    if "model.transformer.wte.weight" in tensors and not told.get("model_type"):
         return "llada"
     if any(name.startswith("Transformer_0/TransformerBlock_0/") for name in tensors):
         return "md4"

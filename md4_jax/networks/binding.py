@@ -1,7 +1,7 @@
 """Denoisers of the transformers: the functions of a module, bound to parameters and context."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,9 +14,11 @@ from md4_jax.networks.cache import Cache
 from md4_jax.networks.context import checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.growing import with_edits, with_gaps
+from md4_jax.networks.layers import rows
 from md4_jax.networks.ordered import ordered_functions, reads_in_order
 from md4_jax.networks.past import Past
 from md4_jax.networks.positions import check_length
+from md4_jax.networks.routing import check_elsewhere, check_window
 from md4_jax.networks.rows import COUNTED, Bound
 from md4_jax.networks.shift import (
     remembering,
@@ -69,6 +71,7 @@ class Binding(NamedTuple):
                 own = context.get("segments"), context.get(COUNTED)
                 inputs["evidence"] = counts.evidence(z, *own)
             at = partial(module.apply, variables, z, t, **inputs, method="features")
+            at = of_all(at) if self.options.router_block else at
             if self.options.shifted:
                 return shifted_features(at, inputs.get("segments"), index)
             return at(index=index)
@@ -148,6 +151,7 @@ class Binding(NamedTuple):
                 raise UserError(
                     f"network.attention_dropout={o.attention_dropout} must be 0 in block diffusion"
                 )
+            check_window(o, block)
             check_length(o, z)
             length, more = z.shape[1], -z.shape[1] % block
             segments = context.get("segments")
@@ -173,11 +177,13 @@ class Binding(NamedTuple):
             return Past(empty, empty, none, jnp.zeros(near, o.dtype) if o.local_width else None)
 
         def append_block(z: Array, t: Array, cache: Cache) -> tuple[Array, Cache]:
+            check_window(o, z.shape[1])
             return self.module.apply(variables, z, t, cache, label, None, method="append_block")
 
         def around(
             z: Array, t: Array, begin: Array | int, cache: Surroundings | None
         ) -> tuple[Array, Surroundings]:
+            check_elsewhere(o)
             begin = jnp.broadcast_to(jnp.asarray(begin), len(z))
             if cache is None:
                 cache = Surroundings(*empty_cache(*z.shape)[:2], begin)
@@ -214,6 +220,15 @@ class Binding(NamedTuple):
         return blocks._replace(
             around=None, read_block=read_block, reading=reading, anywhere=True, ordered=ordered
         )
+
+
+def of_all(at: Callable[..., Array]) -> Callable[..., Array]:
+    """Returns the function of `features` whose last layer reads all positions, too."""
+
+    def picked(index: Array | None = None) -> Array:
+        return at(index=None) if index is None else rows(at(index=None), index)
+
+    return picked
 
 
 def repeated(context: dict[str, Array], count: int) -> dict[str, Array]:

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from md4_jax.networks.feed_forward import GATED, FeedForward
 from md4_jax.networks.grouped import grouped
 from md4_jax.networks.linear import kernel_init
+from md4_jax.networks.routing import allowed, check_routing
 from md4_jax.protocols import Array, UserError
 from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, dividing, on_one_device
 
@@ -80,7 +81,9 @@ class Router(nn.Module):
 
     With `router_bias` a bias of each expert is added to its score for the choice only, without a
     gradient (arXiv:2412.19437). Experts are chosen from `router_groups_taken` of the
-    `router_groups` groups: those with the largest sum of their two best scores.
+    `router_groups` groups: those with the largest sum of their two best scores. With
+    `router_block` they are chosen from `router_block_taken` experts, which all tokens of a block of
+    this length share (`routing.within_blocks`).
 
     The parameter `load` [E] exists only within a training step (`training/loads.py`). No result
     depends on it; its gradient is the number of times that each expert is chosen.
@@ -98,9 +101,7 @@ class Router(nn.Module):
         if o.router_bias:
             bias = self.param("bias", nn.initializers.zeros, (o.experts,))
             ranked = scores + bias.astype(jnp.float32)
-        if o.router_groups > 1:
-            ranked = _within_groups(ranked, o.router_groups, o.router_groups_taken)
-        _, index = jax.lax.top_k(ranked, o.experts_per_token)
+        _, index = jax.lax.top_k(allowed(o, ranked), o.experts_per_token)
         weights = jnp.take_along_axis(scores, index, axis=-1)
         if o.router_normalised:
             weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + SMALLEST)
@@ -111,15 +112,6 @@ class Router(nn.Module):
             tally = self.get_variable("params", LOAD)
             weights = counted(weights, tally, choices(index, o.experts))
         return scores, o.router_scale * weights, index
-
-
-def _within_groups(ranked: Array, groups: int, taken: int) -> Array:
-    """Returns scores [..., E] with -inf for experts of groups that are not chosen."""
-    by_group = ranked.reshape(*ranked.shape[:-1], groups, -1)
-    best = jnp.sum(jax.lax.top_k(by_group, 2)[0], axis=-1)
-    _, open_groups = jax.lax.top_k(best, taken)
-    is_open = jnp.any(open_groups[..., None] == jnp.arange(groups), axis=-2)
-    return jnp.where(is_open[..., None], by_group, -jnp.inf).reshape(ranked.shape)
 
 
 class Kernel(nn.Module):
@@ -280,20 +272,4 @@ def check_experts(o: Any) -> None:
             f"network.dense_layers={o.dense_layers} must be below network.depth={o.depth}: at "
             "least one layer must have experts. For none set network.experts=0"
         )
-    groups, taken = o.router_groups, o.router_groups_taken
-    if not 1 <= taken <= groups:
-        raise UserError(
-            f"network.router_groups_taken={taken} must lie between 1 and network.router_groups="
-            f"{groups}"
-        )
-    if o.experts % groups or (groups > 1 and o.experts < 2 * groups):
-        raise UserError(
-            f"network.experts={o.experts} must be a multiple of network.router_groups={groups}, "
-            "with two experts or more in each group"
-        )
-    within = o.experts // groups * taken
-    if not 1 <= o.experts_per_token <= within:
-        raise UserError(
-            f"network.experts_per_token={o.experts_per_token} must lie between 1 and {within}, "
-            f"the number of experts in network.router_groups_taken={taken} groups"
-        )
+    check_routing(o)

@@ -14,8 +14,8 @@ from md4_jax.protocols import Array, Network, Params, UserError
 
 # Keys of the transformer that this network does not support, with their only values.
 WITHOUT = {
-    "scan_blocks": False, "time_conditioning": False, "causal": False, "shifted": False,
-    "local_width": 0, "tables": 0, "gaps": False, "experts": 0, "dense_layers": 0, "classes": 0,
+    "scan_blocks": False, "time_conditioning": False, "shifted": False, "local_width": 0,
+    "tables": 0, "gaps": False, "experts": 0, "dense_layers": 0, "classes": 0,
     "output": "categorical", "positions": 0, "embedding": 0, "causal_context": False,
 }  # fmt: skip
 
@@ -25,11 +25,13 @@ class Lfm2(Transformer):
     """Options of LFM2; `build()` makes the network. Those of Transformer, and
 
     attention_layers  numbers of the layers with attention, from 0; the others have a convolution
-    convolution_width  number of tokens that a convolution reads: an odd number, since a token sees
-                      as many neighbours on each side
+    convolution_width  number of tokens that a convolution reads: those up to its own token with
+                      `causal`; else an odd number, since a token sees as many neighbours on each
+                      side
 
-    All layers see both sides, as in the encoders LFM2.5-Encoder and the masked diffusion model
-    that was made of one. The network has no time input.
+    The published left-to-right models are causal. In the encoders that were made of them, and in
+    the masked diffusion model that was made of an encoder, all layers see both sides. The network
+    has no time input. A causal one keeps no cache: its samplers read the whole text again.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("segments",)
@@ -46,10 +48,10 @@ class Lfm2(Transformer):
         super().__post_init__()
         check_least(self, depth=1, convolution_width=1)
         check_fixed(self, "lfm2", WITHOUT)
-        if self.convolution_width % 2 == 0:
+        if self.convolution_width % 2 == 0 and not self.causal:
             raise UserError(
                 f"network.convolution_width={self.convolution_width} must be odd: a token and as "
-                "many neighbours on each side"
+                "many neighbours on each side. It may be even with network.causal=True"
             )
         if wrong := [n for n in self.attention_layers if not 0 <= n < self.depth]:
             raise UserError(
@@ -66,16 +68,16 @@ class Lfm2(Transformer):
     def build(self, platform: str = "cpu") -> Network:
         """Makes the network for a platform."""
         options = self.resolved(platform)
-        module = TransformerModule(options)
+        module, hides = TransformerModule(options), not self.causal
 
         def init(key: Array) -> Params:
             return module.init(key, jnp.zeros((1, 2), jnp.int32), jnp.zeros((1,)))["params"]
 
         return Network(
-            init, Binding(options, module, False, platform, True), time_free=True,
+            init, Binding(options, module, False, platform, hides), time_free=True,
+            causal=self.causal, padding=self._padding(), products=options.products, mixtures=True,
             flops=formula(options, len(set(options.attention_layers))),
-            padding=self._padding(), products=options.products, mixtures=True,
-            adapters=self.adapters, parameters=options.parameters, splits=True, hides=True,
+            adapters=self.adapters, parameters=options.parameters, splits=True, hides=hides,
         )  # fmt: skip
 
 

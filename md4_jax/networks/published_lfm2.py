@@ -1,17 +1,19 @@
-"""Conversion of the parameters of LFM2's bidirectional encoders to those of `Lfm2`.
+"""Conversion of the parameters of LFM2 models to those of `Lfm2`.
 
 As in `published`, functions only rename, transpose and slice arrays.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.networks.linear import rounded
 from md4_jax.networks.published import Arrays, Put, in_memory, nested, padded_rows
 from md4_jax.protocols import Params
 
-TRUNK = "lfm2."
-TABLE, HEAD = f"{TRUNK}embed_tokens.weight", "lm_head.weight"
-LAYERS = TRUNK + "layers.{}.{}"
+# Prefixes of the names: of the encoders, and of the left-to-right models.
+ENCODER, CAUSAL = "lfm2.", "model."
+TABLE, HEAD = "embed_tokens.weight", "lm_head.weight"
+LAYERS = "layers.{}.{}"
 # Linear layers: path of the parameter -> name of the array.
 OF_ATTENTION = {
     "attention/query": "self_attn.q_proj", "attention/key": "self_attn.k_proj",
@@ -25,9 +27,14 @@ OF_ALL = {
 STACKED = ("input_gate", "output_gate", "value")
 
 
+def trunk_of(arrays: Mapping[str, Any]) -> str | None:
+    """Returns the prefix of the names; None if there is no table under either."""
+    return next((prefix for prefix in (ENCODER, CAUSAL) if prefix + TABLE in arrays), None)
+
+
 def from_lfm2(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
-    """Converts Lfm2BidirectionalForMaskedLM of LFM2.5-Encoder, with the mask last."""
-    found = {}
+    """Converts Lfm2BidirectionalForMaskedLM of LFM2.5-Encoder, and Lfm2ForCausalLM; mask last."""
+    found, trunk = {}, trunk_of(arrays)
     for number in range(options.depth):
         here = number in options.attention_layers
         gives = _attention() if here else _convolution(options.size)
@@ -37,13 +44,13 @@ def from_lfm2(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
         gives["feed_forward_norm/scale"] = lambda a: a("ffn_norm.weight")
         found |= {
             f"blocks_{number}/{ours}": lambda make=make, n=number: make(
-                lambda name: arrays[LAYERS.format(n, name)]
+                lambda name: arrays[trunk + LAYERS.format(n, name)]
             )
             for ours, make in gives.items()
         }
     rows = rounded(options.vocab_size + 1)
-    found["embedding"] = lambda: padded_rows(arrays[TABLE][: options.vocab_size + 1], rows)
-    found["final_norm/scale"] = lambda: arrays[f"{TRUNK}embedding_norm.weight"]
+    found["embedding"] = lambda: padded_rows(arrays[trunk + TABLE][: options.vocab_size + 1], rows)
+    found["final_norm/scale"] = lambda: arrays[f"{trunk}embedding_norm.weight"]
     return nested(found, put)
 
 

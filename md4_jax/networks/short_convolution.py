@@ -16,7 +16,9 @@ class ShortConvolution(nn.Module):
     """Mixes each token with its neighbours: out(c * convolution(b * value)), with gates b and c.
 
     b, c and value are linear layers of x. The convolution is depthwise, over `convolution` tokens
-    centred at the token. Beyond the ends of the sequence, and in other segments, it reads zeros.
+    centred at the token, or that end with it if `causal`. Beyond the ends of the sequence, and in
+    other segments, it reads zeros.
+
     needed: selects the positions whose output is asked for.
     """
 
@@ -44,15 +46,21 @@ class ShortConvolution(nn.Module):
         y_BxLxD = constrain(gate * value, BATCH_AXES, CONTEXT, "tensor")
         init = nn.initializers.normal(o.convolution**-0.5)
         taps_WxD = self.param("taps", init, (o.convolution, size)).astype(y_BxLxD.dtype)
-        y_BxLxD = convolved(y_BxLxD, taps_WxD, segments)
+        y_BxLxD = convolved(y_BxLxD, taps_WxD, segments, causal=o.causal)
         y_BxPxD = layer("output_gate", needed(x_BxLxD), needed) * needed(y_BxLxD)
         return layer("out", y_BxPxD, needed, self.zero_output)
 
 
-def convolved(x_BxLxD: Array, taps_WxD: Array, segments: Array | None) -> Array:
-    """Computes y_l = sum_w taps_w x_(l + w - W // 2); tokens of another segment count as zero."""
+def convolved(
+    x_BxLxD: Array, taps_WxD: Array, segments: Array | None, *, causal: bool = False
+) -> Array:
+    """Computes y_l = sum_w taps_w x_(l + w - W // 2); tokens of another segment count as zero.
+
+    With `causal` the last tap is that of the token itself: y_l = sum_w taps_w x_(l + w - W + 1).
+    """
     width = len(taps_WxD)
-    around = (width // 2, width - 1 - width // 2)
+    before = width - 1 if causal else width // 2
+    around = (before, width - 1 - before)
     padded = jnp.pad(x_BxLxD, ((0, 0), around, (0, 0)))
     return with_neighbours(jnp.zeros_like(x_BxLxD), padded, taps_WxD, segments, around)
 

@@ -103,8 +103,7 @@ class Transformer(Positions):
     expert_hidden      width of an expert; 0: hidden
     shared_hidden      width of a shared expert, which all tokens use; 0: none
     dense_layers       number of first blocks with a dense feed-forward layer of width `hidden`
-    router, router_normalised, router_scale, router_bias, router_groups, router_groups_taken  how
-                       experts are chosen and weighted (`experts.Router`)
+    router, router_...  how experts are chosen and weighted (`experts.Router`)
     balance, router_z  weights of `experts.imbalance` and of `experts.size_of_logits` in the
                        gradient of nats per token
     lora_rank          rank of the adapters of the linear layers in attention and feed-forward
@@ -179,6 +178,8 @@ class Transformer(Positions):
     router_bias: bool = False
     router_groups: int = 1
     router_groups_taken: int = 1
+    router_block: int = 0
+    router_block_taken: int = 0
     balance: float = 0.0
     router_z: float = 0.0
     lora_rank: int = 0
@@ -275,8 +276,7 @@ class Transformer(Positions):
             mixtures=not (self.tables or self.gaps), adapters=self.adapters,
             parameters=self.parameters, gaps=self.gaps, edits=self.edits,
             reads=self.causal_context, splits=not (self.tables or self.gaps),
-            ordered=reads_in_order(self),
-            hides=hides,
+            ordered=reads_in_order(self), hides=hides,
         )  # fmt: skip
 
     @property

@@ -63,6 +63,28 @@ def test_llada2_answers_what_its_code_answers(scan, folders):
         _, cache = step(clean[:, part], t[:, 0], cache)
 
 
+def test_llada22_chooses_from_experts_that_a_block_shares(tmp_path, capsys):
+    """By the network of LLaDA2, whose groups its config.json has too."""
+    told = answers("llada22")
+    folder = peer_folder(tmp_path, "llada2", **told["config"])
+    model = md4_jax.load(folder)
+    assert "does not know" not in capsys.readouterr().err
+    network, t = model.config["network"], jnp.zeros((2, 4))
+    assert (network["router_block"], network["router_block_taken"]) == (4, 3)
+    assert model.config["objective"] == {"name": "block", "block": 4}
+    z, clean = (np.asarray(told[name]) for name in ("z", "clean"))
+    expected = np.asarray(told["outputs"])[..., :MASK]
+    denoiser = model.experiment.network.denoiser(model.params)
+    found = denoiser.unembed(denoiser.blocks.features(z, t, clean, 4))
+    np.testing.assert_allclose(found, expected, atol=CLOSE)
+    cache = denoiser.blocks.empty_cache(2, 16)
+    _, cache = denoiser.blocks.append_block(clean[:, :4], t[:, 0], cache)
+    h, _ = denoiser.blocks.append_block(z[:, 4:8], t[:, 0], cache)
+    np.testing.assert_allclose(denoiser.unembed(h), expected[:, 4:8], atol=CLOSE)
+    exported = json.loads((model.export(tmp_path / "exported") / "config.json").read_text())
+    assert exported == json.loads((folder / "config.json").read_text())
+
+
 @pytest.mark.slow
 def test_llada2_is_a_block_diffusion_model(folders):
     plain = md4_jax.load(folders["llada2"])

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from several_devices import on_eight_devices
 from tiny_networks import T, Z, built, logits, perturbed, random_parameters
 
-from md4_jax.networks import experts, grouped
+from md4_jax.networks import experts, grouped, routing
 from md4_jax.networks.adapters import merged
 from md4_jax.networks.layers import whole
 from md4_jax.networks.transformer import Transformer
@@ -315,9 +315,46 @@ def test_half_precision_is_close():
     assert 0 < np.abs(one - other).max() < 0.2 * np.abs(one).max()
 
 
+def test_tokens_of_a_block_share_experts():
+    """Those with the largest scores of any token of the block; the last block is shorter."""
+    scores = np.random.default_rng(5).normal(size=(2, 7, EXPERTS)).astype(np.float32)
+    found = np.asarray(routing.within_blocks(jnp.asarray(scores), 3, 2))
+    for text, of_text in zip(scores, found, strict=True):
+        for begin in (0, 3, 6):
+            part = slice(begin, begin + 3)
+            best = text[part].max(axis=0)
+            shared = [e for e in range(EXPERTS) if sum(best > best[e]) < 2]
+            assert len(shared) == 2
+            expected = np.full_like(text[part], -np.inf)
+            expected[:, shared] = text[part][:, shared]
+            np.testing.assert_array_equal(of_text[part], expected)
+
+
+def test_experts_are_shared_also_where_few_features_are_asked_for():
+    """The last layer must read the whole block then, and blocks of other lengths are refused."""
+    keys = KEYS | dict(router_block=4, router_block_taken=2)
+    network, params = built(**keys)
+    z = jnp.arange(16).reshape(2, 8) % 5
+    denoiser, index = network.bind(params), jnp.asarray([[1, 6], [0, 3]])
+    whole, t = denoiser.features(z, jnp.zeros(2)), jnp.zeros(2)
+    some = denoiser.features_at(z, t, index)
+    np.testing.assert_allclose(some, np.take_along_axis(whole, index[..., None], 1), atol=1e-5)
+    free, _ = built(**KEYS)
+    assert np.abs(free.bind(params).features(z, t) - whole).max() > 1e-3
+    with pytest.raises(UserError, match="must be multiples of it, not 2"):
+        denoiser.blocks.features(z, jnp.zeros((2, 4)), z, 2)
+    with pytest.raises(UserError, match="must be multiples of it, not 2"):
+        denoiser.blocks.append_block(z[:, :2], t, denoiser.blocks.empty_cache(2, 8))
+    with pytest.raises(UserError, match="dual_cache=True needs network.router_block=0, not 4"):
+        denoiser.blocks.around(z, t, 0, None)
+
+
 @pytest.mark.parametrize(
     "options, words",
     [
+        (dict(router_block=4), "router_block_taken=0 must lie between network.experts_per_token=2"),
+        (dict(router_block=4, router_block_taken=7), "_taken=7 .* and network.experts=6"),
+        (dict(router_block=4, router_groups=3, router_groups_taken=2), "router_groups=1, not 3"),
         (dict(experts_per_token=7), "experts_per_token=7 must lie between 1 and 6"),
         (dict(experts_per_token=0), "experts_per_token=0 must lie between 1 and 6"),
         (dict(router_groups=4), "experts=6 must be a multiple of network.router_groups=4"),

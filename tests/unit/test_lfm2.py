@@ -1,4 +1,4 @@
-"""LFM2.5-Encoder-Diffusion: its logits by transformers' layers, its convolutions, the way back."""
+"""LFM2: logits by transformers' layers, convolutions, the way back, and left-to-right models."""
 
 import json
 
@@ -15,7 +15,7 @@ from md4_jax.networks.lfm2 import Lfm2
 from md4_jax.networks.short_convolution import convolved
 from md4_jax.protocols import UserError
 
-CLOSE, MASK, SYMBOLS = 2e-5, 122, 123
+CLOSE, MASK, SYMBOLS, ENTRIES = 2e-5, 122, 123, 124
 KINDS = ["conv", "full_attention", "conv", "full_attention", "conv"]
 
 
@@ -149,20 +149,67 @@ def test_what_is_not_known_is_refused(changes, said, tmp_path):
         md4_jax.load(peer_folder(tmp_path, "lfm2", **changes))
 
 
-def test_other_models_of_the_family_are_refused(tmp_path):
-    other = peer_folder(tmp_path, "lfm2", architectures=["Lfm2ForCausalLM"])
+@pytest.fixture
+def causal(tmp_path):
+    """The folder of the same parameters as a left-to-right model."""
+    told = answers("lfm2_causal")["config"]
+    other = peer_folder(tmp_path, "lfm2", **told, mask_token_id=None)
     held = load_file(other / "model.safetensors")
     held = {name.replace("lfm2.", "model."): x for name, x in held.items()}
     save_file(held, other / "model.safetensors")
-    with pytest.raises(UserError, match="only those are supported that predict masked tokens"):
-        md4_jax.load(other)
+    return other
+
+
+def test_a_left_to_right_model_is_an_autoregressive_baseline(causal, tmp_path):
+    """Its logits by transformers; the text begins with the vector of the entry 120."""
+    told, model = answers("lfm2_causal"), md4_jax.load(causal)
+    clean, outputs = np.asarray(told["clean"]), np.asarray(told["outputs"])
+    assert (clean[:, 0] == 120).all() and model.domain.vocab_size == ENTRIES
+    found = model.logits(np.where(np.arange(clean.shape[1]) == 0, ENTRIES, clean))
+    np.testing.assert_allclose(found, outputs[..., :ENTRIES], atol=CLOSE)
+    assert model.config["objective"]["name"] == "autoregressive"
+    assert np.isfinite(model.score("abab", draws=1).nats).all()
+    assert model.sample(num=1, length=4).tokens.shape == (1, 4)
+    exported = model.export(tmp_path / "exported")
+    configs = [json.loads((f / "config.json").read_text()) for f in (causal, exported)]
+    names = [set(load_file(f / "model.safetensors")) for f in (causal, exported)]
+    assert configs[0] == configs[1] and names[0] == names[1]
+
+
+def test_a_left_to_right_model_becomes_a_masked_one_that_sees_both_sides(causal, tmp_path):
+    changes = {"objective.name": "md4", "network.causal": False, "sample.name": "ancestral"}
+    model = md4_jax.load(causal, changes)
+    exported = model.export(tmp_path / "exported")
+    told = json.loads((exported / "config.json").read_text())
+    assert told["architectures"] == ["Lfm2BidirectionalForMaskedLM"]
+    assert told["mask_token_id"] == ENTRIES
+    z = [[0, 5, ENTRIES, 1, ENTRIES, 7]]
+    np.testing.assert_array_equal(md4_jax.load(exported).logits(z), model.logits(z))
+
+
+def test_a_causal_convolution_ends_with_the_token():
+    x = jnp.asarray([[[1.0], [10.0], [100.0], [1000.0]]])
+    found = convolved(x, jnp.asarray([[1.0], [2.0], [3.0]]), None, causal=True)[0, :, 0]
+    np.testing.assert_array_equal(found, [3, 32, 321, 3210])
+    network, params = built(Lfm2, causal=True, attention_layers=(1,), convolution_width=4)
+    z = jnp.arange(16)[None] % 5
+    before, after = (logits(network, params, x, jnp.zeros(1)) for x in (z, z.at[0, 6].set(0)))
+    moved = np.flatnonzero(np.any(np.asarray(before != after)[0], axis=1))
+    assert network.causal and moved.tolist() == list(range(6, 16))
+
+
+@pytest.mark.parametrize("kind", ["Lfm2ForSequenceClassification", "Lfm2Model"])
+def test_other_models_of_the_family_are_refused(kind, causal):
+    told = json.loads((causal / "config.json").read_text())
+    (causal / "config.json").write_text(json.dumps({**told, "architectures": [kind]}))
+    with pytest.raises(UserError, match="no embedders, classifiers and other classes"):
+        md4_jax.load(causal)
 
 
 @pytest.mark.parametrize(
     "options, words",
     [
         (dict(scan_blocks=True), "needs network.scan_blocks=False, not True"),
-        (dict(causal=True), "needs network.causal=False, not True"),
         (dict(convolution_width=2), "network.convolution_width=2 must be odd"),
         (dict(attention_layers=(0, 2)), "there is no layer 2, since network.depth=2"),
     ],
