@@ -143,6 +143,7 @@ def peer(told: Told, tensors: Tensors) -> Peer:
     if kind in CAUSAL:
         found = found._replace(unread=causal_classes.checked(told, tensors))
     if kind in CAUSAL or told.get("dlm_paradigm") == LEFT_TO_RIGHT or told.get(IDLM):
+        told.without(block_key(kind))
         return from_the_left(found, told, tensors)
     if kind == WEDLM:
         return in_an_order(found, {"name": "wedlm"}, {"name": "streaming"})

@@ -54,9 +54,10 @@ def test_a_dream_of_blocks_is_dreamreasoner_which_has_no_shift(tmp_path):
     assert md4_jax.load(other).config["objective"]["block"] == 8
 
 
-def test_an_i_dlm_is_the_left_to_right_model_that_its_sampler_draws_from(tmp_path):
+def test_an_i_dlm_is_the_left_to_right_model_that_its_sampler_draws_from(tmp_path, capsys):
     folder, told = peer_folder(tmp_path, "qwen3", **IDLM), answers("qwen3")
     model = md4_jax.load(folder)
+    assert "does not know" not in capsys.readouterr().err
     assert model.config["objective"]["name"] == "autoregressive" and model.domain.vocab_size == 124
     clean = np.asarray(told["clean"])
     z = np.concatenate([np.full((len(clean), 1), 124), clean[:, :-1]], axis=1)
