@@ -201,7 +201,8 @@ def test_ministral_3_is_an_autoregressive_baseline(tmp_path):
 
 def ministral(directory: Path) -> Path:
     """The same arrays in the layout of transformers' Ministral3ForCausalLM."""
-    folder = peer_folder(directory, "nemotron", model_type="ministral3", mask_token_id=None)
+    named = {"model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"]}
+    folder = peer_folder(directory, "nemotron", mask_token_id=None, **named)
     arrays = load_file(folder / "model.safetensors")
     names = {"encoder.": "model.", "diffusion_head.": "lm_head."}
     renamed = {}
