@@ -235,7 +235,7 @@ def test_the_squared_distance_keeps_its_digits():
 def test_logits_of_masks_without_their_noise_are_refused():
     shown = SimpleNamespace(
         process=GaussianMasking(3),
-        network=SimpleNamespace(gaps=False),
+        network=SimpleNamespace(gaps=False, parts=0),
         domain=SimpleNamespace(shape=(2,)),
     )
     inputs.checked(shown, [[0, 2]], 0.5)
