@@ -13,6 +13,7 @@ from md4_jax.processes.gaussian_masking import GaussianMasking
 from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.metric_path import MetricPath
+from md4_jax.processes.partial_masking import PartialMasking
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import LATEST, SCHEDULES, Linear
 from md4_jax.processes.state_dependent import StateDependent
@@ -240,9 +241,9 @@ def leapt_law(step, process, s: float) -> np.ndarray:
     return leaves * rates / np.where(total > 0, total, 1.0) + np.diag(1.0 - leaves[:, 0])
 
 
-# The states of Gaussian noise are real numbers (test_candi.py), and noise by distances has no
-# forward steps (test_metric_path.py).
-ELSEWHERE = GaussianMasking | MetricPath
+# The states of Gaussian noise are real numbers (test_candi.py), noise by distances has no forward
+# steps (test_metric_path.py), and parts of tokens are revealed each by itself (test_prime.py).
+ELSEWHERE = GaussianMasking | MetricPath | PartialMasking
 FINITE = [case for case in ends.cases() if not isinstance(case.values[0], ELSEWHERE)]
 
 
