@@ -117,9 +117,8 @@ def test_windows_make_texts_longer_than_in_training(sample):
 
 
 def test_the_last_line_has_the_numbers(sample):
-    limited = ["--config.evals.test.limit=2", "--config.evals.test.batch_size=2"]
     asked = ("num=5", "batch_size=2", "judge=self", "grid=[1.0,0.5,0.0]")
-    drawn = sample(*asked, more=limited)  # the limit is for the test split
+    drawn = sample(*asked, more=["--config.evals.test.batch_size=2"])
     tokens = [tuple(row["tokens"]) for row in drawn.rows]
     found = drawn.numbers
     used = [row["network_evaluations"] for row in drawn.rows]
