@@ -83,7 +83,8 @@ def test_another_text_in_its_place(elsewhere, refused):
 def test_a_checkpoint_that_does_not_know_its_text(elsewhere, refused, monkeypatch):
     """Of an early version: that the text is the same cannot be checked, so it is not assumed."""
     text, workdir = elsewhere
-    monkeypatch.setattr("md4_jax.training.checkpoint.Checkpoints.host", lambda self: {})
+    newest = "md4_jax.training.checkpoint.Checkpoints.newest_host"
+    monkeypatch.setattr(newest, lambda self: (30, {}))
     message = refused("--workdir", workdir, f"--config.data.path={text}", "--mode", "eval")
     assert "do not record which text they were trained on" in message
 
