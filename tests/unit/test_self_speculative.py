@@ -143,15 +143,46 @@ def test_drafts_change_no_token(name, keys, temperature, models):
         assert alone.evaluations[0] == wide[0].evaluations[1]
 
 
-def test_the_noise_of_a_draft_is_that_of_its_verification(models):
-    """A head without a text to see draws each token from one law: every draft is then right."""
+@pytest.fixture(scope="module")
+def flat(models):
+    """Draws 3 texts of 21 tokens in rounds of 5, without a text to see: every draft is right."""
     model = models("nemotron")
-    flat = jax.tree.map(jnp.zeros_like, model.params["network"])
-    params = {**model.params, "network": flat}
-    experiment = model.sampling({**NAME, "num": 3, "length": 21, "width": 5, "steps": 1})
-    found = drawn_samples(experiment, params, {})
+    params = {**model.params, "network": jax.tree.map(jnp.zeros_like, model.params["network"])}
+    options = {**NAME, "num": 3, "length": 21, "width": 5, "steps": 1}
+
+    def draw(prompts=None, **keys):
+        return drawn_samples(model.sampling({**options, **keys}), params, {}, prompts)
+
+    return draw
+
+
+def test_the_noise_of_a_draft_is_that_of_its_verification(flat):
+    found = flat()
     # A token from a mask, and four rounds of 5.
     assert (found.evaluations == 1 + 2 * 4).all() and len(np.unique(found.tokens)) > 20
+
+
+def test_given_tokens_are_not_verified(flat):
+    """They are not those that the model would draw, and cost no round."""
+    tokens, given = np.full((1, 21), 7, np.int32), np.zeros((1, 21), bool)
+    given[0, [3, 9, 10, 16]] = True
+    found = flat([Prompt(tokens[0], given[0])], num=1)
+    assert (found.evaluations == 1 + 2 * 4).all() and (found.tokens[given] == 7).all()
+    assert len(np.unique(found.tokens[~given])) > 10
+
+
+def test_a_text_that_has_ended_needs_no_more_rounds(flat, models):
+    """The end is drawn in the second round of a text; no other text has this token."""
+    free = flat()
+    (text, place) = next(
+        (text, place)
+        for text, place in itertools.product(range(3), range(6, 11))
+        if np.sum(free.tokens == free.tokens[text, place]) == 1
+    )
+    stop = models("nemotron").domain.decode(free.tokens[text, place : place + 1])
+    expected = np.full(3, 1 + 2 * 4)
+    expected[text] = 1 + 2 * 2
+    np.testing.assert_array_equal(flat(stop=stop).evaluations, expected)
 
 
 @pytest.fixture(scope="module")
