@@ -66,6 +66,8 @@ def get_config() -> ConfigDict:
                 # preference(beta, draws, supervised), with data.rejected_key: preference learning
                 # from chosen and rejected answers, starting from the model in train.initial
                 # reparameterized(timesteps, weights), the loss of DPLM
+                # proseco(correction, weighted, fill, everywhere, upweighted, least_time): masks, and
+                # corrections of the network's own tokens, with sample.name="proseco"
                 # policy(group, kl, draws, normalised, updates, clip_below, clip_above), with
                 # sample.reward: reinforcement learning
                 # flexmdm, with process insertion, edit_flow, with deletion, and masked_edit_flow,
@@ -253,6 +255,7 @@ def get_config() -> ConfigDict:
                 # confidence(score, per_step, noise, rule, limit, semi_autoregressive, edit,
                 # edit_passes, split, tempered, position_temperature) |
                 # remask(strategy, eta, since, until, loop, held) | path_planning(eta) |
+                # proseco(corrections, every, order), and the keys of confidence |
                 # reparameterized(score, resample), which is DPLM's |
                 # psi(kappa, since, until, greedy_tail), not for masks |
                 # entropy_bound(entropy_bound, cooling, stability_threshold,

@@ -22,6 +22,7 @@ SEDD = dict(
 # Keys of each project's own config.json, with the sizes of the instances.
 TOLD = {
     "mdlm": dict(SIZES, architectures=["MDLM"], model_type="mdlm", time_conditioning=False),
+    "proseco": dict(SIZES, architectures=["Proseco"], model_type="proseco", cfg=False),
     "mdm_prime": {},
     "bd3lm": dict(SIZES, architectures=["BD3LM"], model_type="bd3lm", block_size=4, adaln=True),
     "esolm": dict(SIZES, model_type="esolm", time_conditioning=False, alpha_0=0.25),
@@ -80,7 +81,10 @@ DECODERS = (
 )  # fmt: skip
 GPTS = ("gpt2", "diffugpt")
 # Instances with the arrays of another one.
-ARRAYS = {"esolm": "mdlm", "rnd1": "qwen3moe", "stable_diffcoder": "llama", "wedlm": "qwen3"}
+ARRAYS = {
+    "esolm": "mdlm", "proseco": "mdlm", "rnd1": "qwen3moe", "stable_diffcoder": "llama",
+    "wedlm": "qwen3",
+}  # fmt: skip
 # Letters and special entries of the vocabulary.
 OTHERS = ("lladamoe", "llada2", "modernbert", "lfm2", "diffusiongemma", "esm", "e2d2")
 PROTEINS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-"]

@@ -13,14 +13,14 @@ from md4_jax.processes.schedules import SCHEDULES
 # Bounds of masks for networks that output probabilities; those of score_entropy output scores.
 MASKED = (
     "md4", "md4_discrete", "any_order", "t_dce", "lambda_dce", "along_order", "block",
-    "every_order", "eso", "eso_orders", "wedlm", "sdlm", "reparameterized",
+    "every_order", "eso", "eso_orders", "wedlm", "sdlm", "reparameterized", "proseco",
 )  # fmt: skip
 SCORES = "score_entropy"
 ORDERED = ("eso", "eso_orders", "wedlm")
 WINDOWS = ("sdlm",)
 # Kinds whose config.json says whether the network has a time input, and kinds with a key for the
 # block size.
-TIMED = ("mdlm", "bd3lm", "udlm", "mdm_prime")
+TIMED = ("mdlm", "proseco", "bd3lm", "udlm", "mdm_prime")
 BLOCKS = {"bd3lm": "block_size", gemma.KIND: "canvas_length"} | dict.fromkeys(
     (kind for kind in experts.KINDS if kind.startswith("llada2")), "block_size"
 )

@@ -29,6 +29,14 @@ def _masks(told: Told, **more: Any) -> dict[str, Any]:
     return {"name": "masking", "schedule": LOG_LINEAR, "conditioning": conditioning, **more}
 
 
+def _proseco(told: Told, tensors: Tensors) -> Peer:
+    """Reads a ProSeCo, an MDLM that also corrects its tokens, with labels if there are any."""
+    found = _mdlm(told, tensors)
+    _agree_on_labels(found, told, tensors)
+    own = {"objective": {"name": "proseco"}, "sample": {"name": "proseco"}}
+    return found._replace(sections={**found.sections, **own})
+
+
 def _bd3lm(told: Told, tensors: Tensors) -> Peer:
     if told.get("causal"):
         raise UserError(
@@ -64,6 +72,14 @@ def _udlm(told: Told, tensors: Tensors) -> Peer:
     The vocabulary is BERT's, or that of molecules, if their sizes fit.
     """
     found = _duo(told, tensors)
+    _agree_on_labels(found, told, tensors)
+    if (found.symbols, found.length) == MOLECULES:
+        return found._replace(tokenizer=OF_MOLECULES, eot=smiles.END)
+    return found._replace(tokenizer="google-bert/bert-base-uncased", eot="[SEP]")
+
+
+def _agree_on_labels(found: Peer, told: Told, tensors: Tensors) -> None:
+    """Raises UserError if config.json says other classes than the arrays have vectors for."""
     classes = found.sections["network"]["classes"]
     if bool(told.get("cfg")) != (classes > 0):
         raise UserError(
@@ -72,9 +88,6 @@ def _udlm(told: Told, tensors: Tensors) -> Peer:
         )
     if classes:
         agree(told, tensors, cfg_num_classes=classes)
-    if (found.symbols, found.length) == MOLECULES:
-        return found._replace(tokenizer=OF_MOLECULES, eot=smiles.END)
-    return found._replace(tokenizer="google-bert/bert-base-uncased", eot="[SEP]")
 
 
 def _gidd(told: Told, tensors: Tensors) -> Peer:
@@ -186,6 +199,7 @@ def _rotary_heads(tensors: Tensors, prefix: str, size: int) -> int:
 
 KINDS = {
     "mdlm": _mdlm,
+    "proseco": _proseco,
     "bd3lm": _bd3lm,
     "esolm": _esolm,
     "duo": _duo,

@@ -281,7 +281,7 @@ class Kind(NamedTuple):
 
 
 _MASKED = ("md4", "md4_discrete", "any_order", "t_dce", "lambda_dce", "sdtt", "dcd", "preference")
-_MASKED += ("reparameterized",)
+_MASKED += ("reparameterized", "proseco")
 _UNIFORM = ("uniform_elbo", "duo", "sdtt", "dcd")
 KINDS = (
     Kind("mdlm", _MASKED, _hub("mdlm", time_conditioning=False)),

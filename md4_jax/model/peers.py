@@ -30,8 +30,8 @@ from md4_jax.runtime.paths import Place
 from md4_jax.runtime.tensors import Tensors
 
 NAMED = (
-    "bd3lm", "mdlm", "mdm_prime", "esolm", "e2d2", "duo", "udlm", "llada", "gpt2", "modernbert",
-    lfm2.KIND, esm.KIND, gemma.KIND, *experts.KINDS, *decoders.KINDS,
+    "bd3lm", "mdlm", "mdm_prime", "esolm", "e2d2", "duo", "udlm", "llada", "gpt2", "proseco",
+    "modernbert", lfm2.KIND, esm.KIND, gemma.KIND, *experts.KINDS, *decoders.KINDS,
 )  # fmt: skip
 
 # Options of the reference implementation -> their only supported values.

@@ -25,6 +25,7 @@ from md4_jax.objectives.partition import Partition
 from md4_jax.objectives.policy import Policy
 from md4_jax.objectives.preference import Preference
 from md4_jax.objectives.prime import Prime
+from md4_jax.objectives.proseco import ProSeCo
 from md4_jax.objectives.radd import TDCE, LambdaDCE
 from md4_jax.objectives.reparameterized import Reparameterized
 from md4_jax.objectives.score_entropy import ScoreEntropy
@@ -60,6 +61,7 @@ OBJECTIVES = {
     "sdtt": SDTT,
     "dcd": DCD,
     "reparameterized": Reparameterized,
+    "proseco": ProSeCo,
     "policy": Policy,
     "preference": Preference,
     "flexmdm": FlexMDM,

@@ -126,20 +126,28 @@ class Confidence:
     ) -> Chain:
         """Reveals the masks with the highest scores, at least due [B] in each sequence."""
         token_keys, noise_keys = split_keys(keys)
-        outputs = denoiser(chain.z, self.time(process, chain, t))
+        draws = due > 0
+        outputs, chain = self.read(denoiser, process, chain, self.time(process, chain, t), draws)
         tokens = draw_token(token_keys, self.transform(outputs))
         noise = self.noise * t * gumbel(noise_keys, chain.z)
         if self.position_temperature:  # the largest sums with Gumbel draws are such draws
             noise = self.position_temperature * gumbel(noise_keys, chain.z)
         chosen = self._chosen(process, chain, outputs, tokens, due, noise)
         if self.edit:
-            draws = (due > 0)[:, None]
-            chosen |= draws & replaced(process, chain, outputs, tokens, self.edit)
+            chosen |= draws[:, None] & replaced(process, chain, outputs, tokens, self.edit)
         return chain._replace(
             z=jnp.where(chosen, tokens, chain.z),
             confidence=jnp.where(chosen, probability(outputs, tokens), chain.confidence),
-            evaluations=chain.evaluations + (due > 0),
         )
+
+    def read(
+        self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, time: Array, draws: Array
+    ) -> tuple[Array, Chain]:
+        """Returns the logits for a step of the sequences that draw tokens, bool [B], and the chain.
+
+        time  time input of the network, [B]
+        """
+        return denoiser(chain.z, time), chain._replace(evaluations=chain.evaluations + draws)
 
     @property
     def is_deterministic(self) -> bool:
