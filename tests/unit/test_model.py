@@ -294,7 +294,7 @@ def array_gone(folder):
         ),
         (
             renamed,
-            "has an unsupported architecture .*gpt_bigcode.*Supported are mdlm, bd3lm, esolm, duo",
+            "has an unsupported architecture .*gpt_bigcode.*Supported are mdlm, proseco, bd3lm",
         ),
         (
             other_tokenizer,
