@@ -66,8 +66,8 @@ def get_config() -> ConfigDict:
                 # preference(beta, draws, supervised), with data.rejected_key: preference learning
                 # from chosen and rejected answers, starting from the model in train.initial
                 # reparameterized(timesteps, weights), the loss of DPLM
-                # proseco(correction, weighted, fill, everywhere, upweighted, least_time): masks, and
-                # corrections of the network's own tokens, with sample.name="proseco"
+                # proseco(correction, weighted, fill, everywhere, upweighted, least_time), with
+                # sample.name="proseco": masks, and corrections of the network's own tokens
                 # policy(group, kl, draws, normalised, updates, clip_below, clip_above), with
                 # sample.reward: reinforcement learning
                 # flexmdm, with process insertion, edit_flow, with deletion, and masked_edit_flow,

@@ -10,6 +10,8 @@ from configs import mdlm_owt
 
 def get_config():
     config = mdlm_owt.get_config()
-    config.objective = dict(name="proseco", everywhere=True, upweighted=True, least_time=0.1)
+    config.objective = dict(
+        name="proseco", weighted=True, everywhere=True, upweighted=True, least_time=0.1
+    )
     config.sample.update(name="proseco", corrections=4, every=1)
     return config

@@ -1,4 +1,4 @@
-"""Training loss of a masked model that also corrects its tokens: docs/families/self_correction.md."""
+"""Training loss of unmasking and of correction: docs/families/self_correction.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -32,7 +32,8 @@ class ProSeCo:
     evaluated with MD4's bound. The optimal mu_n(y) is the distribution of x_n given y.
 
     correction  c
-    weighted    v_t is w_t; False: 1
+    weighted    v_t is w_t, as in the paper; False: 1. Unlike the first sum, the second one does not
+                vanish with t, unless the network is perfect. So with w_t = 1 / t it varies much
     fill        token in place of a mask: most_likely, that of mu_n(z_t), or drawn from it
     everywhere  y has the network's tokens also at visible positions; False: those of x
     upweighted  cost(p) is -log p where y_n is wrong, and -p elsewhere; False: -log p everywhere
@@ -42,7 +43,7 @@ class ProSeCo:
     calls: ClassVar[int] = 2
 
     correction: float = 1.0
-    weighted: bool = True
+    weighted: bool = False
     fill: str = "most_likely"
     everywhere: bool = False
     upweighted: bool = False

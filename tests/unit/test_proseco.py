@@ -51,7 +51,7 @@ def test_the_best_correction_is_the_posterior_given_the_filled_text(x64):
     clean = (exact.sequences(V + 1, 2) != V).all(axis=1)[:, None, None]
 
     def loss(table: np.ndarray) -> float:
-        return probability @ parts(Loss(weighted=False), exact.denoiser_of(table), x, z)[1]
+        return probability @ parts(Loss(), exact.denoiser_of(table), x, z)[1]
 
     assert loss(logits) == pytest.approx(entropy, rel=1e-9) and entropy > 0.3
     rng = np.random.default_rng(0)
@@ -64,10 +64,10 @@ def test_unmasking_is_the_bound_of_masks(x64):
     denoiser, x = exact.denoiser_of(exact.table_logits(V, 2), time=1.0), exact.sequences(V, 2)
     z = np.where(x == 1, V, x)
     batch, t = exact.batch_of(x), jnp.full(len(x), 0.2)
-    found = parts(Loss(), denoiser, x, z, 0.2)
+    found = parts(Loss(weighted=True), denoiser, x, z, 0.2)
     bound = MD4().loss_at(denoiser, MASKS, batch, jnp.asarray(z), t)
     np.testing.assert_allclose(found[0], bound, rtol=1e-12)
-    plain = parts(Loss(weighted=False), denoiser, x, z, 0.2)
+    plain = parts(Loss(), denoiser, x, z, 0.2)
     np.testing.assert_allclose(found[1], 5.0 * plain[1], rtol=1e-12)
     whole, extra = Loss(correction=0.5)(denoiser, MASKS, batch, t, exact.keys_for(1, len(x)))
     plain, more = Loss(correction=1.5)(denoiser, MASKS, batch, t, exact.keys_for(1, len(x)))
@@ -90,7 +90,7 @@ LIKELY = np.log([0.6, 0.3, 0.1])  # says 0 everywhere
 def test_wrong_tokens_can_weigh_more(options, expected):
     denoiser = exact.of_outputs(lambda z, t: jnp.broadcast_to(LIKELY, (*z.shape, V)))
     x, z = np.array([[0, 1, 2]]), np.array([[V, V, 2]])
-    _, correction, wrong = parts(Loss(weighted=False, **options), denoiser, x, z)
+    _, correction, wrong = parts(Loss(**options), denoiser, x, z)
     np.testing.assert_allclose(correction, expected, rtol=1e-6)
     assert wrong[0].tolist() == [False, True, options.get("everywhere", False)]
 
@@ -102,7 +102,7 @@ def test_masks_may_be_filled_by_draws_and_prompts_stay():
     _, _, wrong = parts(Loss(fill="drawn"), denoiser, x, np.full_like(x, V))
     assert abs(wrong.mean() - 0.4) < 4 * np.sqrt(0.24 / wrong.size)
     batch = exact.batch_of([[2, 1]])._replace(loss_mask=np.array([[False, True]]))
-    objective = Loss(weighted=False, everywhere=True)
+    objective = Loss(everywhere=True)
     _, correction, wrong = parts(objective, denoiser, [[2, 1]], [[2, V]], batch=batch)
     assert wrong.tolist() == [[False, True]] and correction == pytest.approx(-np.log(0.3))
 
@@ -148,7 +148,7 @@ def law_of(table: np.ndarray, steps: int, corrections: int, every: int) -> Count
                 if (drew + 1) % every == 0:
                     state, logits, more = after(table, z, corrections)
                 mu = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-                picks = [range(V) if c else [int(old)] for c, old in zip(chosen, state)]
+                picks = [range(V) if chosen[n] else [int(state[n])] for n in range(2)]
                 for new in itertools.product(*picks):
                     odds = mu[np.arange(2), np.minimum(new, V - 1)][chosen].prod()
                     now[new, drew + 1, used + 1 + more] += chance * each * odds
