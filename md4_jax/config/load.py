@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import md4_jax
+from md4_jax.config import imports
 from md4_jax.config.mistakes import ELSEWHERE, all_of
 from md4_jax.config.older import added, with_current_names
 from md4_jax.config.values import parse
@@ -171,10 +172,11 @@ def stored(workdir: paths.Place, *, may_be_empty: bool = False) -> dict[str, Any
     """
     file = workdir / FILE
     if not paths.exists(file):
+        imports.check_ended(workdir)
         if (workdir / "checkpoints").exists():
             raise UserError(
-                f"{workdir} holds checkpoints but no {FILE}: this package did not write them; "
-                "use another --workdir"
+                f"{workdir} holds checkpoints but no {FILE}, which says what was trained: restore "
+                "it from a copy, or use another --workdir"
             )
         return None
     try:

@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from md4_jax import autoencoders
+from md4_jax.data import chat as chats
 from md4_jax.data import tokenizers
 from md4_jax.data.chat import Chat
 from md4_jax.data.codes import CodeDomain
@@ -16,6 +18,8 @@ from md4_jax.protocols import Array, UserError
 from md4_jax.runtime.paths import Place, replace
 
 DOMAIN_FILE = "tokenizer.json"
+# Names of what `keep_domain` writes.
+KEPT = (DOMAIN_FILE, chats.FILE, autoencoders.FOLDER)
 
 
 class Domain(Protocol):

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from md4_jax.config import imports
 from md4_jax.config import load as config_lib
 from md4_jax.model import hub, peft_config
 from md4_jax.protocols import UserError
@@ -78,6 +79,7 @@ def told_by(folder: Place) -> dict[str, Any]:
     file = folder / config_lib.FILE
     if not exists(file):
         config_lib.check_one(folder)
+        imports.check_ended(folder)
         peft_config.check_no_adapter(folder)
         return {}
     try:
