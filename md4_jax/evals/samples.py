@@ -101,10 +101,11 @@ def _written(
         path = writers.write_pictures(directory, context.step, domain, drawn, prompts)
         return path, {"picture": str(path)}
     texts, facts = decoded(experiment, drawn), writers.record(experiment)
+    # Printed first: they may have taken hours, and the disk may be full.
+    context.say(f"{context.name}:\n{writers.listed(texts)}")
     inputs = context_of(experiment.sample, len(texts), drawn_classes(experiment))
     own = writers.of_rows(experiment, inputs.get("label"))
     path = writers.write_samples(directory, context.step, texts, drawn, facts, own)
-    context.say(f"{context.name}:\n{path.read_text(encoding='utf-8')}")
     return path, {"texts": str(path)}
 
 

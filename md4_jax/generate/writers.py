@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,15 @@ from md4_jax.generate.prompts import template_lines
 from md4_jax.options.guide import ClassifierOptions
 from md4_jax.protocols import Params, Prompt
 from md4_jax.protocols.phrases import amount
-from md4_jax.runtime.paths import Place
+from md4_jax.runtime.paths import Place, alone, is_remote
 
 # Keys of the section `sample` that do not affect samples, and those that `record` renames.
 WITHOUT_EFFECT = ("batch_size", "trace", "judge", "name", "reward")
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Returns the samples for reading, each below its number."""
+    return "\n\n".join(f"--- sample {i} ---\n{text}" for i, text in enumerate(texts)) + "\n"
 
 
 def write_samples(
@@ -30,24 +36,29 @@ def write_samples(
 
     facts, own  further fields of the JSON rows: common to all rows, and of each row
     """
-    stem = _new_stem(directory, step, ".txt")
-    body = "\n\n".join(f"--- sample {i} ---\n{text}" for i, text in enumerate(texts))
-    path = directory / f"{stem}.txt"
-    path.write_text(body + "\n", encoding="utf-8")
-    with (directory / f"{stem}.jsonl").open("w", encoding="utf-8") as file:
-        for i, text in enumerate(texts):
-            row = {
-                "sample": i,
-                "step": step,
-                **facts,
-                **(own[i] if own else {}),
-                "network_evaluations": int(samples.evaluations[i]),
-                **({"reward": float(samples.steered.rewards[i])} if samples.steered else {}),
-                "text": text,
-                "tokens": samples.tokens[i][: samples.lengths[i]].tolist(),
-            }
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    return path
+    rows = [
+        {
+            "sample": i,
+            "step": step,
+            **facts,
+            **(own[i] if own else {}),
+            "network_evaluations": int(samples.evaluations[i]),
+            **({"reward": float(samples.steered.rewards[i])} if samples.steered else {}),
+            "text": text,
+            "tokens": samples.tokens[i][: samples.lengths[i]].tolist(),
+        }
+        for i, text in enumerate(texts)
+    ]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    bodies = {".txt": listed(texts), ".jsonl": lines}
+    return _write(
+        directory,
+        step,
+        {
+            ending: lambda file, body=body: file.write_text(body, encoding="utf-8")
+            for ending, body in bodies.items()
+        },
+    )
 
 
 def write_pictures(
@@ -57,31 +68,63 @@ def write_pictures(
 
     With images as prompts also step_N.inpaint.png: originals, sampler inputs, samples.
     """
-    path = directory / f"{_new_stem(directory, step, '.png')}.png"
-    pictures.samples(domain, samples.tokens, path)
-    with path.with_suffix(".npy").open("wb") as file:
-        symbols = samples.tokens.reshape(-1, *domain.shape)
-        np.save(file, symbols.astype(np.min_scalar_type(domain.vocab_size - 1)))
+    symbols = samples.tokens.reshape(-1, *domain.shape)
+    symbols = symbols.astype(np.min_scalar_type(domain.vocab_size - 1))
+
+    def write_symbols(path: Place) -> None:
+        with path.open("wb") as file:
+            np.save(file, symbols)
+
+    files: dict[str, Callable[[Place], Any]] = {
+        ".png": lambda file: pictures.samples(domain, samples.tokens, file),
+        ".npy": write_symbols,
+    }
     if samples.prompt_mask.any():
-        inpainted = path.with_suffix(".inpaint.png")
-        pictures.filled_in(domain, prompts, samples.tokens, samples.prompt_mask, inpainted)
-    return path
+        files[".inpaint.png"] = lambda file: pictures.filled_in(
+            domain, prompts, samples.tokens, samples.prompt_mask, file
+        )
+    return _write(directory, step, files)
 
 
 def write_rows(directory: Place, step: int, domain: Any, rows: np.ndarray, name: str) -> Place:
     """Writes rows of images, symbols [N, M, L], as step_N.NAME.png."""
-    ending = f".{name}.png"
-    path = directory / f"{_new_stem(directory, step, ending)}{ending}"
-    scale = pictures.factor(pictures.size(domain))
-    pictures.save(pictures.grid(pictures.coloured(domain, rows), scale), path)
-    return path
+    picture = pictures.grid(pictures.coloured(domain, rows), pictures.factor(pictures.size(domain)))
+    return _write(directory, step, {f".{name}.png": lambda file: pictures.save(picture, file)})
 
 
-def _new_stem(directory: Place, step: int, ending: str) -> str:
-    """Returns step_N, with a suffix if the file exists; creates the directory."""
+def _write(directory: Place, step: int, files: Mapping[str, Callable[[Place], Any]]) -> Place:
+    """Writes step_N with each ending, and a suffix if one of them exists; returns the first.
+
+    Until all are complete they have hidden names, and the first one is renamed last. If writing
+    fails they are deleted. Another process may write samples of the same step at the same time.
+
+    files  functions that write a file, by ending
+    """
     directory.mkdir(parents=True, exist_ok=True)
+    if is_remote(directory):  # where every write is atomic
+        stem = _new_stem(directory, step, files)
+        for ending, write in reversed(files.items()):
+            write(directory / f"{stem}{ending}")
+        return directory / f"{stem}{next(iter(files))}"
+    own = uuid.uuid4().hex
+    partial = {ending: directory / f".{own}{ending}.partial" for ending in files}
+    try:
+        for ending, write in files.items():
+            write(partial[ending])
+        with alone(directory):
+            stem = _new_stem(directory, step, files)
+            for ending, path in reversed(partial.items()):
+                path.rename(directory / f"{stem}{ending}")
+    finally:
+        for path in partial.values():
+            path.unlink(missing_ok=True)
+    return directory / f"{stem}{next(iter(files))}"
+
+
+def _new_stem(directory: Place, step: int, endings: Iterable[str]) -> str:
+    """Returns step_N, with a suffix if a file with this name and one of the endings exists."""
     stem, count = f"step_{step:08d}", 1
-    while (directory / f"{stem}{ending}").exists():
+    while any((directory / f"{stem}{ending}").exists() for ending in endings):
         count += 1
         stem = f"step_{step:08d}-{count}"
     return stem

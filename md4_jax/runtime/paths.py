@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import importlib.util
 import os
 import pathlib
@@ -119,17 +120,35 @@ def read_range(path: Place, start: int, stop: int) -> bytes:
         return file.read(stop - start)
 
 
+@contextlib.contextmanager
+def alone(directory: Place) -> Iterator[None]:
+    """Holds the lock of a local directory within the block; waits while another process has it."""
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        _lock(opened)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _lock(opened: int) -> None:
+    """Waits for the lock of an open file, which is held until it is closed."""
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(opened, fcntl.LOCK_EX)
+
+
 def append(path: Place, text: str) -> None:
     """Appends lines to a file, created if missing, and waits until they are on the disk.
 
     If this fails, the file is unchanged, so that the same lines can be appended again. Removes a
-    last line that was truncated by a crash.
+    last line that was truncated by a crash. Processes that append to one local file take turns.
     """
     if is_remote(path):
         with _as_disk(path):
             path.write_text((path.read_text() if path.exists() else "") + text)
         return
     with open(path, "ab+", buffering=0) as file:
+        _lock(file.fileno())  # otherwise the line of another process could be removed
         before = _whole_lines(file)
         file.truncate(before)
         try:
@@ -165,7 +184,7 @@ def replace(path: Place, text: str) -> None:
             path.write_text(text)
         return
     partial = path.parent / (path.name + ".partial")
-    with partial.open("w") as file:
+    with partial.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())  # otherwise the new name could reach the disk before the content

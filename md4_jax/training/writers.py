@@ -81,7 +81,7 @@ class Writer:
         """Writes pending rows. Call it before a save, since a resumed run does not rewrite them."""
         if self._pending:
             patiently(lambda: append(self._path, "".join(self._pending)), self._retries)
-            self._tell("flush")
+        self._tell("flush")  # also what belongs to rows that are written
         self._pending, self._flushed = [], time.monotonic()
 
     def close(self) -> None:

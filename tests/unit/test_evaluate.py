@@ -1,10 +1,12 @@
 """The evaluator over batches, and samples in batches of one shape and as files."""
 
 import dataclasses
+import errno
 import functools
 import json
 import math
 import types
+from unittest import mock
 
 import exact
 import jax
@@ -259,6 +261,37 @@ def test_samples_are_written_to_read_and_for_programs_and_none_is_overwritten(tm
     }  # fmt: skip
 
 
+def texts_of(directory) -> dict[str, str]:
+    return {path.name: path.read_text() for path in directory.iterdir()}
+
+
+def test_two_processes_that_write_samples_of_a_step_at_once_keep_both(tmp_path):
+    def meanwhile(file) -> None:
+        file.write_text("mine")
+        writers._write(tmp_path, 3, {".txt": lambda file: file.write_text("of another")})
+
+    path = writers._write(tmp_path, 3, {".txt": meanwhile})
+    assert path == tmp_path / "step_00000003-2.txt"
+    assert texts_of(tmp_path) == {"step_00000003.txt": "of another", path.name: "mine"}
+
+
+def test_files_of_samples_are_complete_or_not_there(tmp_path):
+    """And a file whose partner was deleted is not overwritten."""
+
+    def full(file) -> None:
+        file.write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError):
+        writers._write(tmp_path, 3, {".txt": lambda file: file.write_text("a"), ".jsonl": full})
+    assert not texts_of(tmp_path)
+    (tmp_path / "step_00000003.jsonl").write_text("earlier")
+    endings = (".txt", ".jsonl")
+    writers._write(tmp_path, 3, dict.fromkeys(endings, lambda file: file.write_text("a")))
+    named = {f"step_00000003-2{ending}": "a" for ending in endings}
+    assert texts_of(tmp_path) == {"step_00000003.jsonl": "earlier", **named}
+
+
 @pytest.mark.slow
 def test_rows_of_samples_tell_how_to_draw_them_again(tmp_path):
     """Keys that differ from their defaults, and the template and the class of each row."""
@@ -287,7 +320,7 @@ def test_rows_of_samples_tell_how_to_draw_them_again(tmp_path):
     assert rows[0]["sampler"] == "confidence"
 
 
-def test_a_judge_of_documents_scores_samples_as_another_judge_does(tmp_path):
+def test_a_judge_of_documents_scores_samples_as_another_judge_does(tmp_path, monkeypatch):
     """Samples are whole sequences, whatever `data.windows` says of the text it was trained on."""
     model = of_text({})
     experiment, found = model.sampling({"num": 2, "steps": 2, "judge": "self"}), []
@@ -300,6 +333,13 @@ def test_a_judge_of_documents_scores_samples_as_another_judge_does(tmp_path):
         found.append({key: x for key, x in result.items() if key.startswith("judge")})
     assert found[0]["judge_sequences"] == 2 and found[0]["judge_nats_per_token"] > 0
     assert found[0] == found[1]
+    written, said = (tmp_path / "samples" / "step_00000000.txt").read_text(), []
+    # What took hours to draw is printed even if it cannot be written.
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(writers, "write_samples", mock.Mock(side_effect=full))
+    with pytest.raises(OSError):
+        DrawnSamples().run(experiment, model.params, context._replace(say=said.append))
+    assert said == [f"samples:\n{written}"]
 
 
 def test_the_compiled_sampler_is_made_once_for_all_settings():

@@ -3,6 +3,7 @@
 import errno
 import functools
 import os
+import threading
 
 import jax
 import numpy as np
@@ -84,6 +85,24 @@ def test_half_a_line_is_taken_back(tmp_path, monkeypatch):
     file.write_text("one\ntw")  # a process was killed
     paths.append(file, "three\n")
     assert file.read_text() == "one\nthree\n"
+
+
+def test_two_processes_that_append_at_once_take_turns(tmp_path, monkeypatch):
+    """Otherwise the line of the second is removed by the first, as if it were half a line."""
+    file, measure, others = paths.place(tmp_path / "rows"), paths._whole_lines, []
+
+    def slowly(opened) -> int:
+        monkeypatch.setattr(paths, "_whole_lines", measure)
+        found = measure(opened)
+        others.append(threading.Thread(target=paths.append, args=(file, "of another\n")))
+        others[0].start()
+        others[0].join(timeout=0.2)
+        return found
+
+    monkeypatch.setattr(paths, "_whole_lines", slowly)
+    paths.append(file, "mine\n")
+    others[0].join()
+    assert file.read_text() == "mine\nof another\n"
 
 
 def test_lines_whose_file_has_no_lasting_name_yet_are_appended_once(tmp_path, monkeypatch):

@@ -73,7 +73,7 @@ def test_tensorboard_shows_numbers_config_texts_and_pictures(tmp_path):
     writer.text(10, "samples", str(tmp_path / "texts.txt"))
     Image.new("RGB", (4, 3)).save(tmp_path / "grid.png")
     writer.picture(10, "digits", str(tmp_path / "grid.png"))
-    writer.close()
+    writer.flush()  # before a checkpoint, after which a kill must lose none of them
     shown = {}
     (file,) = (tmp_path / "run" / "tensorboard").iterdir()
     for event in events_of(file):
@@ -91,6 +91,7 @@ def test_tensorboard_shows_numbers_config_texts_and_pictures(tmp_path):
     assert json.loads(config) == CONFIG
     assert texts["samples/text_summary"] == "    --- sample 0 ---\n    to be\n"
     assert (shown["digits"][1].image.width, shown["digits"][1].image.height) == (4, 3)
+    writer.close()
 
 
 def test_a_resumed_run_goes_on_in_the_same_run_at_wandb(tmp_path, wandb):
