@@ -74,7 +74,7 @@ def train_mode(call: Call) -> int:
         sizes = dict(corpus.sizes(["train"])) | _sizes(experiment, suite, old)
     sizes |= _sizes(experiment, suite, new)
     begin = beginnings.beginning(experiment, workdir, _say)
-    with _open_workdir(experiment, call, workdir):
+    with _open_workdir(experiment, call, workdir, kept):
         for warning in inputs.warnings(corpus):
             _say(f"warning: {warning}")
         for name, size in sizes.items():
@@ -214,16 +214,21 @@ def run(mode: str, call: Call) -> int:
 
 
 @contextlib.contextmanager
-def _open_workdir(experiment: Experiment, call: Call, workdir: Place) -> Iterator[None]:
+def _open_workdir(
+    experiment: Experiment, call: Call, workdir: Place, kept: Mapping[str, Any] | None
+) -> Iterator[None]:
     """Locks the run directory, writes config and domain, and returns to the requested checkpoint.
 
-    UserError if it is not writable, or if another process uses it.
+    UserError if it is not writable, if another process uses it, or if it lost its checkpoints.
+
+    kept: the config that the run has so far; None for a new run
     """
     with contextlib.ExitStack() as held:
         if is_first():
             check_links(workdir)
             check_writable(workdir)
             held.enter_context(exclusive(workdir, _say))
+            runs.check_not_lost(workdir, kept)
         if call.back:
             runs.decide_back(experiment, workdir, call.back)
         if is_first():

@@ -1,4 +1,4 @@
-"""Note in a directory that an import into it has begun and has not ended."""
+"""Note in a run directory about the import that made it, written before anything else of it."""
 
 import json
 
@@ -9,18 +9,40 @@ FILE = "import.json"
 
 
 def begin(workdir: Place, source: str) -> None:
-    """Notes the source of an import, before anything else of it is written."""
-    replace(workdir / FILE, json.dumps({"from": source}) + "\n")
+    """Notes that an import has begun, before anything else of it is written."""
+    _write(workdir, source, is_complete=False)
 
 
-def end(workdir: Place) -> None:
-    """Removes the note, once the run is complete."""
-    (workdir / FILE).unlink(missing_ok=True)
+def end(workdir: Place, source: str) -> None:
+    """Notes that the run is complete."""
+    _write(workdir, source, is_complete=True)
+
+
+def _write(workdir: Place, source: str, *, is_complete: bool) -> None:
+    note = {"from": source, "is_complete": is_complete}
+    replace(workdir / FILE, json.dumps(note) + "\n")
 
 
 def has_begun(workdir: Place) -> bool:
     """Returns whether an import into a directory has begun and has not ended."""
-    return exists(workdir / FILE)
+    return _read(workdir).get("is_complete") is False
+
+
+def source_of(workdir: Place) -> str:
+    """Returns the model of which an import made a run; "" if the run was made otherwise."""
+    note = _read(workdir)
+    return str(note["from"]) if note.get("is_complete") and "from" in note else ""
+
+
+def _read(workdir: Place) -> dict:
+    """Returns the note; {} if there is none, or a damaged one."""
+    if not exists(workdir / FILE):
+        return {}
+    try:
+        note = json.loads((workdir / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return note if isinstance(note, dict) else {}
 
 
 def check_ended(folder: Place) -> None:

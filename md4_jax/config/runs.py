@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from md4_jax.config import build, foreign
+from md4_jax.config import build, foreign, imports
 from md4_jax.config import load as config
 from md4_jax.config.inputs import checkpoint_of
 from md4_jax.config.mistakes import ELSEWHERE
@@ -16,14 +16,13 @@ from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError, updates_of
 from md4_jax.protocols.phrases import plus_minus
 from md4_jax.runtime.distributed import is_first
-from md4_jax.runtime.paths import Place, check_links, place
+from md4_jax.runtime.paths import Place, check_links, exists, place
 from md4_jax.runtime.sharding import max_over_processes
 from md4_jax.runtime.tensors import is_folder
-from md4_jax.training import back, base
+from md4_jax.training import back, base, first_save, report
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.keeping import Best, best_of, figure_of, without_best
 from md4_jax.training.loop import abstract_state
-from md4_jax.training.report import METRICS
 from md4_jax.training.trainable import joined, stored
 from md4_jax.training.writers import read_rows
 
@@ -151,6 +150,44 @@ def check_steps(experiment: Experiment, workdir: Place, asked: str = "") -> None
         )
 
 
+def check_not_lost(workdir: Place, kept: Mapping[str, Any] | None) -> None:
+    """Raises UserError for a run that had a checkpoint and has none.
+
+    Training would begin again, and the log of the run would be deleted.
+
+    kept: the config that the run has so far; None for a new run
+    """
+    folder = workdir / "checkpoints"
+    names = [path.name for path in folder.iterdir()] if exists(folder) else []
+    is_first = (workdir / first_save.FILE).exists()  # which a loss of power may have damaged
+    if kept is None or is_first or any(name.isdecimal() for name in names):
+        return
+    had = ""
+    if step := _saved_step(workdir, kept["checkpoint"]):
+        had = f"it has been trained to step {step}"
+    elif source := imports.source_of(workdir):
+        had = f"it was made of {source} by an import"
+    if had:
+        raise UserError(
+            f"{workdir} holds no checkpoint, but {had}: its checkpoints were deleted, or not "
+            f"copied with the rest. Copy them to {folder}. To train from the beginning use another "
+            "--workdir"
+        )
+
+
+def _saved_step(workdir: Place, options: Mapping[str, Any]) -> int:
+    """Returns a step for which a run surely had a checkpoint, or a later one; 0 without any.
+
+    Results are of checkpoints. The log goes on after a first checkpoint is complete.
+    """
+    log, due = workdir / report.METRICS, [options.get(key, 0) for key in ("every", "keep_every")]
+    rows = read_rows(log) if log.exists() else []
+    logged = max((row["step"] for row in rows), default=0)
+    results = [row["step"] for row in report.kept(workdir) if type(row.get("step")) is int]
+    is_saved = logged > min(filter(None, due), default=logged)
+    return max([*results, logged * is_saved], default=0)
+
+
 def best(experiment: Experiment, workdir: Place, steps: list[int]) -> Best | None:
     """Returns the best checkpoint of these steps; None without checkpoint.best or without steps.
 
@@ -158,7 +195,7 @@ def best(experiment: Experiment, workdir: Place, steps: list[int]) -> Best | Non
     """
     if not experiment.checkpoint.best:
         return None
-    log = workdir / METRICS
+    log = workdir / report.METRICS
     rows = read_rows(log) if log.exists() else []
     return best_of(rows, figure_of(experiment), steps)
 

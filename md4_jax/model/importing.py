@@ -70,7 +70,7 @@ def imported(source: str, changes: Mapping[str, str], workdir: Place, adapters: 
         _save(model, workdir)
         if is_first():
             config_lib.store(workdir, model.config)
-            imports.end(workdir)
+            imports.end(workdir, source)
     return model
 
 

@@ -179,6 +179,15 @@ def test_no_checkpoint_can_be_read(mode, copy, refused, tiny, snapshot):
     assert all(name.startswith("tensorboard") for name in after.keys() - before.keys())
 
 
+def test_no_checkpoint_is_there_any_more(copy, refused, tiny, snapshot):
+    shutil.rmtree(copy / "checkpoints")
+    before = snapshot(copy)
+    for words in ((), ("--config", tiny)):
+        message = refused("--workdir", copy, *words)
+        assert f"{copy} holds no checkpoint, but it has been trained to step 30" in message
+        assert snapshot(copy) == before
+
+
 @pytest.mark.parametrize("mode", ["train", "eval", "sample"])
 @pytest.mark.cases(1)
 def test_a_tokenizer_cut_short(mode, copy, refused, run, tiny, snapshot, same_run, trained):

@@ -69,7 +69,7 @@ def test_an_interrupted_import_is_no_run_and_leaves_the_next_nothing(saves, tmp_
     saves(checkpoint)
     importing.run("backward", {}, workdir)
     assert alphabet(workdir) == list(LETTERS[10::-1])
-    assert not (workdir / "base").exists() and not (workdir / imports.FILE).exists()
+    assert not (workdir / "base").exists() and imports.source_of(workdir) == "backward"
     with pytest.raises(UserError, match="already holds a run"):
         importing.run("forward", {}, workdir)
 
