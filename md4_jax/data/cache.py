@@ -5,8 +5,8 @@ import errno
 import glob
 import os
 import pathlib
-import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 
 from md4_jax.protocols import UserError
@@ -27,12 +27,11 @@ def new_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """
     check_made(path.parent)
     _delete_dead(path)
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.part")
     try:
-        handle, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".part", dir=path.parent)
+        temporary.touch(exist_ok=False)  # tempfile would hide it from others who share the cache
     except OSError as error:
         raise _unwritable(path.parent, error) from error
-    os.close(handle)
-    temporary = pathlib.Path(name)
     try:
         with full_disk_named(path.parent):
             yield temporary

@@ -277,3 +277,13 @@ def test_what_a_killed_process_left_is_deleted_after_a_day(tmp_path):
     with new_file(tmp_path / "a[1]") as temporary:
         temporary.write_text("tokens")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a[1]", "a[1].y.part", "b.x.part"]
+
+
+def test_a_cached_file_may_be_read_by_whom_the_user_allows(tmp_path):
+    before = os.umask(0o027)  # the group
+    try:
+        with new_file(tmp_path / "tokens") as temporary:
+            temporary.write_bytes(b"a")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "tokens").stat().st_mode & 0o777 == 0o640
