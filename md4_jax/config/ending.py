@@ -93,18 +93,27 @@ def _mark(experiment: Experiment, name: str, host: Mapping[str, Any]) -> str:
 def _recorded(workdir: Place, step: int, marks: Mapping[str, str]) -> dict[str, Row]:
     """Returns the recorded results of a step by evaluator, the newest of each.
 
-    A result is left out if its settings were others, or if a file that it names is gone.
+    A result is left out if its settings were others, or if a file that it names is gone. Files are
+    looked for in the run directory first, which may have been moved or copied.
     """
     rows = report.kept(workdir) if is_first() else []
     found = {}
     for row in rows:
         is_same = row.get("settings") == marks.get(row["eval"], "") and row.get("step") == step
-        if is_same and all(exists(place(row[key])) for key in FILES if key in row):
+        files = {key: _moved(place(row[key]), workdir) for key in FILES if key in row}
+        if is_same and all(map(exists, files.values())):
             # JSON has no nan.
-            found[row["eval"]] = {k: math.nan if v is None else v for k, v in row.items()}
+            plain = {k: math.nan if v is None else v for k, v in row.items()}
+            found[row["eval"]] = plain | {key: str(file) for key, file in files.items()}
     # Only the first process is sure to see the file.
     there = {name: max_over_processes(int(name in found)) for name in marks}
     return {name: found.get(name, {}) for name, is_there in there.items() if is_there}
+
+
+def _moved(file: Place, workdir: Place) -> Place:
+    """Returns the file of this name among the samples of a run; `file` if there is none."""
+    own = workdir / "samples" / file.name
+    return own if exists(own) else file
 
 
 def _said(results: Mapping[str, Row], step: int, workdir: Place, again: str) -> str:

@@ -64,8 +64,8 @@ def check_empty(folder: Place) -> None:
 def filling(folder: Place) -> Iterator[None]:
     """Makes a folder whose files are written in the block.
 
-    If the system fails to write them, such as on a full disk, they are removed and UserError is
-    raised.
+    If the block does not end, because of a full disk or Ctrl-C, they are removed, so that the same
+    command can be repeated. UserError if the system fails to write them.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,11 +74,14 @@ def filling(folder: Place) -> Iterator[None]:
         raise UserError(f"{folder} could not be made: {cause(error)}") from error
     try:
         yield
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             for path in set(folder.iterdir()) - before:
-                path.unlink()
-        raise UserError(f"the model could not be written to {folder}: {cause(error)}") from error
+                path.rmtree() if path.is_dir() else path.unlink()
+        if not isinstance(error, OSError):
+            raise
+        said = f"the model could not be written to {folder}: {cause(error)}"
+        raise UserError(said) from error
 
 
 def write(model: Any, folder: Place) -> None:

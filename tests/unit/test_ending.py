@@ -93,6 +93,14 @@ def test_samples_that_are_gone_are_drawn_again(end, tmp_path):
     assert end() == ["samples"]
 
 
+def test_samples_of_a_run_that_was_moved_are_found(end, tmp_path):
+    end()
+    (tmp_path / "samples").mkdir()
+    moved = (tmp_path / "samples.txt").rename(tmp_path / "samples" / "samples.txt")
+    assert end() == []
+    assert json.loads(end.said.split("summary of ")[1])["samples"]["texts"] == str(moved)
+
+
 def test_only_what_failed_is_evaluated_again(end):
     with pytest.raises(UserError, match="not today"):
         end(fails=["samples"])

@@ -284,19 +284,25 @@ def test_the_files_beside_a_checkpoint_go_back_with_it(tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
-def test_a_full_disk_leaves_no_files(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_full_disk_or_an_interruption_leaves_no_files(is_full, tmp_path, monkeypatch):
     """The folder can then be used again. It keeps hidden files that were there."""
     model = md4_jax.load(peer_folder(tmp_path, "llada"))
     (tmp_path / "mine" / ".git").mkdir(parents=True)
+    full, said = KeyboardInterrupt(), None
+    if is_full:
+        full, said = OSError(errno.ENOSPC, "No space left on device", "FILE"), "mine: .*No space l"
 
-    def full(path, text):
+    def fail(path, text):
         path.write_text(text[:9])
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        (path.parent / "autoencoder").mkdir()
+        (path.parent / "autoencoder" / "config.json").write_text("{")
+        raise full
 
     for write in (model.export, model.save):
         with monkeypatch.context() as patched:
-            patched.setattr(model_folder, "replace", full)
-            with pytest.raises(UserError, match="mine: .*No space left .*: free some space$"):
+            patched.setattr(model_folder, "replace", fail)
+            with pytest.raises(UserError if is_full else KeyboardInterrupt, match=said):
                 write(tmp_path / "mine")
         assert [path.name for path in (tmp_path / "mine").iterdir()] == [".git"]
     model.save(tmp_path / "mine")
