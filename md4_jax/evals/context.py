@@ -62,6 +62,19 @@ def first_alone() -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def warned(context: Context, what: str) -> Iterator[None]:
+    """Prints a warning if the system fails to write a file beside a result, and goes on.
+
+    what: name of the file, for the warning. The result may have taken hours, and is kept.
+    """
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        context.say(f"warning: {what} was not saved in {context.workdir}: {why}")
+
+
 def of_first_alone(error: Exception) -> bool:
     """Returns whether an error was raised within `first_alone`."""
     return getattr(error, "of_first_alone", False)

@@ -12,7 +12,7 @@ from md4_jax.data.corpus import Corpus
 from md4_jax.data.sequences import SplitSize
 from md4_jax.data.units import CODE
 from md4_jax.evals import report, sets
-from md4_jax.evals.context import Context, OnSplit, check_least, first_alone
+from md4_jax.evals.context import Context, OnSplit, check_least, first_alone, warned
 from md4_jax.evals.features import RandomFeatures
 from md4_jax.evals.samples import check_guided, drawn_samples
 from md4_jax.experiment import Experiment
@@ -149,14 +149,13 @@ class FrechetDistance(OnSplit):
         """Writes a picture of samples beside the nearest training images; returns distances."""
         train, of_codes = context.corpus({}).stream("train"), domain.unit == CODE
         rows, away = beside_nearest(samples, train, NEIGHBOURS, of_codes=of_codes)
-        file = writers.write_rows(
-            context.workdir / "samples", context.step, domain, rows[:SHOWN], context.name
-        )
-        return {
-            "nearest_distance": float(away.mean()),
-            "copies": int(np.sum(away == 0)),
-            "picture": str(file),
-        }
+        found = {"nearest_distance": float(away.mean()), "copies": int(np.sum(away == 0))}
+        with warned(context, "the picture of the nearest images"):
+            file = writers.write_rows(
+                context.workdir / "samples", context.step, domain, rows[:SHOWN], context.name
+            )
+            found["picture"] = str(file)
+        return found
 
 
 def spread(corpus: Corpus, split: str, count: int) -> tuple[np.ndarray, np.ndarray | None]:

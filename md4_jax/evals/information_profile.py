@@ -74,10 +74,10 @@ class InformationProfile(OnBatches):
         }  # fmt: skip
         picture = context.workdir / "figures" / "information_profile.png"
         unit = experiment.domain.unit
+        context.say(_table(context.name, losses, length, unit))  # even if the disk is full
         with first_alone():
             path = profile.keep(context.workdir, kept)
             figures.information_profile(found, losses, picture, unit=unit)
-        context.say(_table(context.name, losses, length, unit))
         context.say(f"profile: {path}, {picture}")
         named = {
             f"{name}_{steps}_steps_bits_per_token": bits(value) / length

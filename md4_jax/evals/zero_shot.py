@@ -16,7 +16,7 @@ from md4_jax.data.sources.corpora import CORPORA, section_of
 from md4_jax.data.sources.splits import NoFile, NoText
 from md4_jax.data.tokenizer_base import UnknownCharacter
 from md4_jax.evals import report
-from md4_jax.evals.context import Context, check_sizes, first_alone
+from md4_jax.evals.context import Context, check_sizes, warned
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.protocols import Params, UserError
@@ -134,9 +134,9 @@ class ZeroShot:
             results |= {f"{name}_{key}": value for key, value in result.items()}
         if jax.process_index() == 0:
             kept = {"step": context.step, "sets": manifests}
-            with first_alone():
+            with warned(context, FILE):
                 replace(context.workdir / FILE, json.dumps(kept, indent=2) + "\n")
-            context.say(f"{context.name}: {context.workdir / FILE}")
+                context.say(f"{context.name}: {context.workdir / FILE}")
         return results
 
     def opened(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 
 from md4_jax.protocols import UserError
-from md4_jax.runtime.paths import Place
+from md4_jax.runtime.paths import Place, exists
 
 SMALLER = (
     "reduce train.batch_size, evals.NAME.batch_size or sample.batch_size, or the size of the "
@@ -38,6 +38,11 @@ def said(workdir: Place, *, resumes: bool = True) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:
             raise
+        if _is_below(workdir, error.filename) and not exists(workdir):
+            raise UserError(
+                f"{workdir} is gone: it was moved or deleted during the run. If it was moved, "
+                "continue it with its new place as --workdir, without --config"
+            ) from error
         after = ", which resumes from the last complete checkpoint" if resumes else ""
         raise UserError(
             f"{_of_system(error)}, while working on {workdir}: {_remedy(error)} and start the same "
@@ -47,6 +52,10 @@ def said(workdir: Place, *, resumes: bool = True) -> Iterator[None]:
         if type(error).__name__ == "PanicException":  # of Rust, which is no Exception
             raise UserError(f"the tokenizers library failed: {error}") from error
         raise
+
+
+def _is_below(workdir: Place, file: object) -> bool:
+    return isinstance(file, str) and file.startswith(f"{workdir}/")
 
 
 def cause(error: Exception) -> str | None:

@@ -259,6 +259,11 @@ def test_a_run_compares_samples_with_the_split_and_keeps_its_features(monkeypatc
     picture = tmp_path / "samples" / "step_00000007.q.png"
     assert found["picture"] == str(picture) and pictures.read(picture).shape[2] == 3
     assert len(programs) == 1 and "random feature distance" in said[0]
+    # Where nobody may write, the numbers are kept without the picture.
+    context.workdir = picture
+    alone = FrechetDistance(num=300).run(experiment, {}, context)
+    assert alone["copies"] == 0 and "picture" not in alone
+    assert said[-2].startswith("warning: the picture of the nearest images was not saved in ")
     # Another image in the split is not noticed, since its features are kept.
     images.rows = images.rows[::-1]
     plain = FrechetDistance(num=300, neighbours=0, nearest=0).run(experiment, {}, context)

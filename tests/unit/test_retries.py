@@ -3,6 +3,7 @@
 import errno
 import functools
 import os
+import re
 import threading
 
 import jax
@@ -62,6 +63,20 @@ def test_a_run_of_somebody_else_is_not_resumed_by_sampling(number, tmp_path):
         caught.value
     )
     assert "resumes" not in str(caught.value)
+
+
+def test_a_run_that_was_moved_while_it_ran_is_not_begun_again(tmp_path):
+    """By the same command, which has the old place."""
+    place = paths.place(tmp_path / "run")
+
+    def said() -> str:
+        with pytest.raises(UserError) as caught, errors.said(place):
+            (place / "rows").read_text()
+        return str(caught.value)
+
+    assert re.search("run is gone: it was moved .* with its new place as --workdir", said())
+    place.mkdir()
+    assert re.search("rows: No such file .* start the same command again", said())
 
 
 def test_rows_wait_in_memory_and_are_written_once(naps, tmp_path, monkeypatch):
