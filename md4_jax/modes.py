@@ -38,6 +38,9 @@ from md4_jax.runtime.streams import printable
 from md4_jax.training import back, report
 from md4_jax.training.loop import train
 
+# What to do with a run of somebody else.
+ELSEWHERE = ". Copy the run to a directory of your own"
+
 
 class Call(NamedTuple):
     """Arguments of a mode.
@@ -134,7 +137,8 @@ def sample_mode(call: Call) -> int:
     experiment = experiment._replace(evals={**experiment.evals, "samples": DrawnSamples()})
     step, params = runs.averaged(experiment, call.workdir)
     if is_first():  # before hours of drawing
-        check_writable(call.workdir / "samples", "")
+        remedy = f"{ELSEWHERE}, or draw samples in Python, which writes no files (docs/python.md)"
+        check_writable(call.workdir / "samples", "", remedy)
     [(_, result)] = _suite(experiment, call).run(["samples"], params, step, _say)
     _say(report.as_json({"step": step, **result}))
     return 0
@@ -226,7 +230,7 @@ def _open_workdir(
     with contextlib.ExitStack() as held:
         if is_first():
             check_links(workdir)
-            check_writable(workdir)
+            check_writable(workdir, remedy=ELSEWHERE if kept else "")
             held.enter_context(exclusive(workdir, _say))
             runs.check_not_lost(workdir, kept)
         if call.back:

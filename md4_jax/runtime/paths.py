@@ -256,10 +256,10 @@ def check_links(directory: Place) -> None:
                 )
 
 
-def check_writable(directory: Place, flag: str = "--workdir ") -> None:
+def check_writable(directory: Place, flag: str = "--workdir ", remedy: str = "") -> None:
     """Creates the directory if missing; UserError with the reason if it is not writable.
 
-    flag: how the user named it, as the message begins
+    flag: how the user named it, as the message begins. remedy: its end
     """
     try:
         if not is_remote(directory) and directory.is_file():
@@ -273,11 +273,11 @@ def check_writable(directory: Place, flag: str = "--workdir ") -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise UserError(f"{flag}{directory} cannot be written: {_reason(error)}") from error
+        raise UserError(f"{flag}{directory} cannot be written: {_reason(error)}{remedy}") from error
     except Exception as error:  # each object store has errors of its own
         if not is_remote(directory):
             raise
-        raise UserError(f"{flag}{directory} cannot be written: {_reason(error)}") from error
+        raise UserError(f"{flag}{directory} cannot be written: {_reason(error)}{remedy}") from error
 
 
 def _reason(error: Exception) -> str:

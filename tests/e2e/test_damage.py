@@ -17,6 +17,7 @@ from md4_jax.config import build
 from md4_jax.config import load as config
 from md4_jax.data.domains import stored_domain
 from md4_jax.objectives.md4 import MD4
+from md4_jax.runtime.paths import place
 from md4_jax.training import loop as train
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.writers import Writer
@@ -320,6 +321,17 @@ def test_a_workdir_that_cannot_be_written(tiny, tmp_path, refused):
     tmp_path.chmod(0o500)
     message = refused("--config", tiny, "--workdir", tmp_path / "run")
     assert str(tmp_path / "run") in message and "cannot be written" in message
+
+
+def test_a_run_of_somebody_else_may_be_copied(copy, refused, monkeypatch):
+    def refuse(path, *arguments, **options):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(type(place(copy)), "write_text", refuse)
+    for mode, where in (("train", f"--workdir {copy}"), ("sample", f"{copy}/samples")):
+        message = refused("--workdir", copy, "--mode", mode)
+        assert f"{where} cannot be written: Permission denied. Copy the run to a dir" in message
+    assert "or draw samples in Python, which writes no files" in message
 
 
 @pytest.fixture
