@@ -3,6 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
+from md4_jax.config import imports
 from md4_jax.config import load as config_lib
 from md4_jax.data.units import UNITS
 from md4_jax.protocols import UserError
@@ -47,9 +48,9 @@ def table(folder: Place) -> str:
 
 
 def _may_be_run(folder: Place) -> bool:
-    """Returns whether a folder holds a run, or may not be entered."""
+    """Returns whether a folder holds a run or an unfinished import, or may not be entered."""
     try:
-        return exists(folder / config_lib.FILE)
+        return exists(folder / config_lib.FILE) or imports.has_begun(folder)
     except UserError:
         return True  # the row says why
 

@@ -184,11 +184,17 @@ def replace(path: Place, text: str) -> None:
             path.write_text(text)
         return
     partial = path.parent / (path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())  # otherwise the new name could reach the disk before the content
-    partial.replace(path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            # Otherwise the new name could reach the disk before the content.
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()  # a full disk needs the space
+        raise
     sync_names(path.parent)
 
 

@@ -65,7 +65,10 @@ def picture(workdir: Place, levels: list[float], unit: str) -> str:
     path, log = workdir / "figures" / "loss.png", workdir / METRICS
     if not log.exists():
         return "none: nothing was logged, because there were fewer steps than log.every"
-    figures.loss_curve(read_rows(log), path, levels, unit=unit)
+    try:
+        figures.loss_curve(read_rows(log), path, levels, unit=unit)
+    except OSError as error:  # the results of the run are more important
+        return f"none: {path} could not be written: {error.strerror or error}"
     return str(path)
 
 

@@ -8,7 +8,7 @@ from peer_folders import LETTERS, byte_level, peer_folder
 import md4_jax
 from md4_jax.config import imports, schema
 from md4_jax.config import load as config
-from md4_jax.model import importing
+from md4_jax.model import importing, listing
 from md4_jax.protocols import UserError
 from md4_jax.runtime.locks import exclusive
 from md4_jax.runtime.paths import Place
@@ -66,6 +66,7 @@ def test_an_interrupted_import_is_no_run_and_leaves_the_next_nothing(saves, tmp_
     ):
         with pytest.raises(UserError, match="repeat the command of the import, which begins again"):
             read()
+    assert "holds an import that was interrupted" in listing.table(Place(tmp_path))
     saves(checkpoint)
     importing.run("backward", {}, workdir)
     assert alphabet(workdir) == list(LETTERS[10::-1])

@@ -43,6 +43,13 @@ def test_the_summary_names_tensorboard_only_where_it_has_events(trackers, tmp_pa
     ], "and no samples, of which there are none"
 
 
+def test_results_are_summed_up_where_the_plot_cannot_be_written(tmp_path):
+    (tmp_path / report.METRICS).write_text('{"step": 3, "train_bits_per_token": 2.5}\n')
+    (tmp_path / "figures").write_text("in the way")
+    said = report.picture(place(str(tmp_path)), [], "token")
+    assert said == f"none: {tmp_path}/figures/loss.png could not be written: File exists"
+
+
 def new_log(paper, *, is_bound=True, every=4, held_out="validation"):
     settings = LogSettings(
         every=every,
