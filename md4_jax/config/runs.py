@@ -19,7 +19,7 @@ from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.paths import Place, check_links, exists, place
 from md4_jax.runtime.sharding import max_over_processes
 from md4_jax.runtime.tensors import is_folder
-from md4_jax.training import back, base, first_save, report
+from md4_jax.training import back, base, first_save, items, report
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.keeping import Best, best_of, figure_of, without_best
 from md4_jax.training.loop import abstract_state
@@ -233,6 +233,7 @@ def read(experiment: Experiment, workdir: Place, ask: Callable[[Checkpoints], An
     directory = workdir / "checkpoints"
     if not directory.exists():
         return None
+    items.check_allowed(directory, below=False)  # it would be listed as empty
     checkpoints = Checkpoints(directory, experiment.checkpoint, read_only=True)
     answer = ask(checkpoints)
     checkpoints.close()

@@ -13,7 +13,7 @@ SMALLER = (
     "reduce train.batch_size, evals.NAME.batch_size or sample.batch_size, or the size of the "
     "network"
 )
-_WRITABLE = "give this user permission to write there, or copy the run to a writable directory,"
+_WRITABLE = "give this user permission for that, or copy the run to a writable directory,"
 REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",

@@ -239,6 +239,7 @@ class Checkpoints:
             found, wrong = self._read(step, templates)
             if not wrong:
                 return step, found
+            items.check_allowed(self.directory / str(step))
             say(f"checkpoint {step} in {self.directory} cannot be read: {wrong}")
             if step == self.steps()[0]:
                 if first_save.was_cut_short(self.directory.parent, step):

@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+import shlex
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +15,7 @@ import orbax.checkpoint as ocp
 
 from md4_jax.protocols import UserError
 from md4_jax.runtime.checksums import checksums
-from md4_jax.runtime.paths import Place
+from md4_jax.runtime.paths import Place, is_remote
 from md4_jax.runtime.sharding import max_over_processes, same_everywhere
 
 # Extra bytes on a device while reading back a checkpoint, part by part.
@@ -41,6 +43,27 @@ def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
     if max_over_processes(int(bool(wrong))):
         return None, wrong or "another process could not read it"
     return found, ""
+
+
+def check_allowed(directory: Place, *, below: bool = True) -> None:
+    """Raises UserError for a part of a local directory that this user may not read.
+
+    A checkpoint of which this is true is intact, and no reason to take an older one.
+
+    below: whether to check everything in the directory too
+    """
+    if is_remote(directory):
+        return
+    found = [str(directory)]
+    for folder, folders, files in os.walk(directory) if below else ():
+        found += [os.path.join(folder, name) for name in (*folders, *files)]
+    for path in found:
+        wanted = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
+        if os.path.exists(path) and not os.access(path, wanted):
+            raise UserError(
+                f"{path} cannot be read: Permission denied. Its owner can allow it by: chmod -R "
+                f"a+rX {shlex.quote(str(directory))}"
+            )
 
 
 def wait_for_same(listed: Callable[[], list[int]], again: Callable[[], Any], where: Place) -> None:

@@ -245,6 +245,27 @@ def test_the_best_before_stays_until_the_next_one_is_whole(opened, tmp_path, mon
 
 @quiet
 @pytest.mark.usefixtures("collected")
+def test_a_checkpoint_that_this_user_may_not_read_is_not_damaged(opened, tmp_path, monkeypatch):
+    """No older one is taken in its place, which would lose what was trained since."""
+    checkpoints = opened(keep=3)
+    for step in (1, 2):
+        checkpoints.save(step, state(step), {})
+    checkpoints.wait()
+    folder, template = tmp_path / "checkpoints", jax.tree.map(shape, state(0).ema)
+    (file,) = (folder / "2").glob("ema/d/*")
+    file.write_text("")  # root may read every file
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: str(path) != str(file))
+        with pytest.raises(UserError, match=rf"ema/d/\w+ cannot be read: Perm.* a\+rX {folder}/2$"):
+            checkpoints.restore_ema(template)
+        patch.setattr(os, "access", lambda path, mode: not mode & os.X_OK)
+        with pytest.raises(UserError, match="checkpoints cannot be read: Permission denied"):
+            items.check_allowed(paths.place(folder), below=False)
+    assert checkpoints.restore_ema(template)[0] == 1
+
+
+@quiet
+@pytest.mark.usefixtures("collected")
 def test_one_step_that_is_asked_for(opened, tmp_path):
     checkpoints = opened(keep=3)
     for step in (1, 2, 3):
