@@ -43,6 +43,8 @@ def fetch(
     An interrupted download resumes where it ended, also in another process. Raises UserError with
     the address if it fails, and if size or checksum differ from the published ones.
     """
+    if path.exists():  # also in a cache of somebody else, whose lock cannot be opened
+        return path
     with alone(path.with_name(path.name + ".lock"), f"the download of {path.name}"):
         if path.exists():
             return path

@@ -32,6 +32,13 @@ def test_a_file_comes_whole_and_once(url, server, tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "file.lock"]
 
 
+def test_a_file_of_somebody_else_is_taken_without_its_lock(url, server, tmp_path):
+    """Which only its owner may open; here, nobody may."""
+    (tmp_path / "file").write_bytes(CONTENT)
+    (tmp_path / "file.lock").mkdir()
+    assert fetch(url, tmp_path / "file") == tmp_path / "file" and not server.asked
+
+
 def test_a_connection_that_is_cut_goes_on_where_it_ended(url, server, tmp_path):
     server.cut = 300_000
     assert fetch(url, tmp_path / "file", sha256=SHA).read_bytes() == CONTENT
