@@ -10,10 +10,12 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.tensors import Tensors
 
-# Prefix of the names of the arrays of one layer.
-LAYER = re.compile(r"(.*?[._/]\d+[./])")
-# Angles of rotary positions, which are computed from config.json.
-ANGLES = ".inv_freq"
+# Arrays that no logit depends on: positions and their angles, which are computed from config.json,
+# and heads of rewards, values, classes and a protein's contacts, beside the one of tokens.
+IDLE = re.compile(
+    r"(.*\.)?(inv_freq|cos_cached|sin_cached|position_ids)"
+    r"|(score|classifier|v_head|value_head|reward_head|esm\.contact_head)\..*"
+)
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -34,28 +36,23 @@ def check_types(told: Mapping[str, Any], tensors: Tensors) -> None:
 
 
 def check_used(tensors: Tensors, peer: Peer, used: Collection[str]) -> None:
-    """Raises UserError for an array of the model that is not a parameter of the network.
+    """Raises UserError for an array that is not a parameter of the network.
 
-    These are arrays of a layer of which others are used, and biases of matrices that are used. The
-    network without them would compute other outputs than its authors' code.
+    The network without it may compute other outputs than its authors' code. IDLE arrays, buffers of
+    the kind of network, and copies of arrays that are used are ignored.
 
     used: names of the arrays that were converted to parameters
     """
     used = set(used)
-    layers = {found[1] for found in map(LAYER.match, used) if found}
-    for name in sorted(set(tensors) - used):
-        layer = LAYER.match(name)
-        matrix = re.sub(r"\bbias$", "weight", name)
-        is_bias = matrix != name and (matrix in used or matrix in peer.tables)
-        if not (is_bias or (layer and layer[1] in layers)):
+    for name in sorted(set(tensors) - used - set(peer.tables)):
+        if IDLE.fullmatch(name) or re.fullmatch(peer.buffers, name) or peer.copied(name) in used:
             continue
-        idle = name.endswith(ANGLES) or re.fullmatch(peer.buffers, name)
-        if not idle and peer.copied(name) not in used:
-            raise UserError(
-                f"{tensors.folder} has the array {name!r}, but this kind of network "
-                f"({peer.kind}) has no such parameter. Without it outputs would differ from those "
-                "of the published model, which is therefore not supported"
-            )
+        raise UserError(
+            f"{tensors.folder} has the array {name!r}, but this kind of network "
+            f"({peer.kind}) has no such parameter. Without it outputs would differ from those "
+            "of the published model, which is therefore not supported. If its authors' code does "
+            "not use the array either, load a copy of the folder without it"
+        )
 
 
 def warn(peer: Peer) -> None:

@@ -1,6 +1,7 @@
 """Published checkpoints with something that the network would ignore."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from peer_folders import TOLD, answers, peer_folder
 from safetensors.numpy import load_file, save_file
 
 import md4_jax
-from md4_jax.model import peers
+from md4_jax.model import peers, surplus
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import place
 from md4_jax.runtime.tensors import Tensors
@@ -29,6 +30,7 @@ def with_arrays(folder, **more):
         ("dream", "model.layers.0.post_feedforward_layernorm.weight", 32),
         ("llada", "model.transformer.blocks.0.q_proj.bias", 32),
         ("mdlm", "backbone.blocks.1.attn_qkv.bias", 96),
+        ("llada", "remask.proj.weight", 32),
     ],
 )
 def test_an_array_of_the_model_that_the_network_lacks_is_refused(name, array, size, tmp_path):
@@ -36,6 +38,24 @@ def test_an_array_of_the_model_that_the_network_lacks_is_refused(name, array, si
     folder = with_arrays(peer_folder(tmp_path, name), **{array: np.ones(size, np.float32)})
     with pytest.raises(UserError, match=rf"has the array '{array}', but this kind of .*{name}"):
         md4_jax.load(folder)
+
+
+@pytest.mark.parametrize("kind", TOLD)
+def test_no_array_is_left_out_in_silence(kind, tmp_path):
+    """Beside the trunk, in a part of its own, in a layer or at the head: each is named."""
+    folder = place(peer_folder(tmp_path, kind))
+    told = json.loads((folder / "config.json").read_text())
+    held = Tensors(folder)
+    peer = peers.peer(peers.with_mask(told, folder), held)
+    surplus.check_used(held, peer, [name for name in held if not surplus.IDLE.fullmatch(name)])
+    first = min(name for name in held if re.search(r"[._/]\d+[./]", name))
+    layer = re.match(r".*?[._/]\d+[./]", first)[0]
+    trunk = first.partition(".")[0]
+    for name in ("extra", "control.proj.weight", f"{trunk}.extra.weight", f"{layer}extra.weight"):
+        more = with_arrays(folder, **{name: np.ones((2, 8200), np.float32)})
+        with pytest.raises(UserError, match=rf"has the array '{re.escape(name)}', but this kind"):
+            surplus.check_used(Tensors(more), peer, list(held))
+        save_file({n: held[n] for n in held}, folder / "model.safetensors")
 
 
 def test_angles_and_arrays_of_other_parts_are_no_matter(tmp_path):
