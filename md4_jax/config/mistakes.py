@@ -36,7 +36,7 @@ def all_of(*calls: Callable[[], T]) -> list[T]:
             results.append(call())
         except UserError as error:
             errors.append(error)
-    found = [text for error in errors for text in _texts(error)]
+    found = [text for error in errors for text in texts(error)]
     different = tuple(dict.fromkeys(found))
     if len(different) > 1:
         raise Mistakes(different) from errors[0]
@@ -50,15 +50,16 @@ def messages_of(call: Callable[[], object]) -> tuple[str, ...]:
     try:
         call()
     except UserError as error:
-        return _texts(error)
+        return texts(error)
     return ()
 
 
-def raise_all(texts: Sequence[str]) -> None:
-    """Raises one UserError with all texts; does nothing if there are none."""
-    if texts:
-        raise Mistakes(tuple(texts)) if len(texts) > 1 else UserError(texts[0])
+def raise_all(said: Sequence[str], cause: Exception | None = None) -> None:
+    """Raises one UserError with all messages; does nothing if there are none."""
+    if said:
+        raise Mistakes(tuple(said)) if len(said) > 1 else UserError(said[0]) from cause
 
 
-def _texts(error: UserError) -> tuple[str, ...]:
+def texts(error: UserError) -> tuple[str, ...]:
+    """Returns the message of each mistake that an error names."""
     return getattr(error, "messages", (str(error),))

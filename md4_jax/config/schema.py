@@ -292,7 +292,8 @@ def load_config(
     for name, options in LATER.items():
         config[name] = dataclasses.asdict(options) | config.get(name, {})
     asked = {**_named_by_kind(config, assignments), **assignments}
-    all_of(partial(config_lib.override, config, asked, type_of), partial(check_keys, config))
+    with files.named(path, partial(check_keys, copy.deepcopy(config))):
+        all_of(partial(config_lib.override, config, asked, type_of), partial(check_keys, config))
     config = json.loads(json.dumps(config))  # as a run will read it: lists instead of tuples
     if kept is not None and not may_differ:
         config_lib.check_same(kept, config, workdir, config_lib.OF_USE)

@@ -326,7 +326,14 @@ OF_BASE = "from configs import base\ndef get_config(): c = base.get_config(); "
             OF_BASE + "c.train.seed = c.train.sede",
             "unknown config key 'sede'; did you mean 'seed'.*num_steps",
         ),
-        (OF_BASE + "c.train.seed = 'x'", "line 2: seed must be a whole number, not x$"),
+        (OF_BASE + "c.train.seed = 'x'", "line 2: seed must be a whole number, not 'x'$"),
+        (
+            OF_BASE + "import numpy; c.train.seed = numpy.int64(8)",
+            "line 2: seed must be a whole number, not 8 of the type numpy.int64$",
+        ),
+        (OF_BASE + "c.train = [1]", r"line 2: train must be a section \(a dict\), not \[1\]$"),
+        ("import sys\nsys.exit(0)", r"mine.py, line 2: it ends the program by exit\(0\), but"),
+        (OF_BASE + "exit()", r"mine.py, line 2: it ends the program by exit\(\), but a config"),
     ],
 )
 def test_a_config_file_that_cannot_be_made(content, words, tmp_path, monkeypatch):
@@ -351,6 +358,25 @@ def test_a_config_file_of_the_user(tmp_path):
         files.load(str(tmp_path / "none.py"))
     with pytest.raises(UserError, match=r"Did you mean 'quickstart'\? Known: ar_text8_fast, "):
         files.load("configs/quikstart.py")
+
+
+def test_a_mistake_in_the_users_file_is_found_there(tmp_path, monkeypatch):
+    """Its line is named; the command line is not to blame, and may set another value."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "from configs import base\n\n\ndef get_config(size=64):\n    config = base.get_config()\n"
+        "    config.network.update(\n        size=int(size), dept=3\n    )\n"
+        "    config.train['stepz'] = 3\n    return config\n"
+    )
+    with pytest.raises(UserError) as caught:
+        schema.load_config("mine.py", {"train.num_stepz": "3"})
+    found = sorted(caught.value.messages, key=lambda message: message.rpartition("line")[2])
+    assert found[0].startswith("--config mine.py, line 7: unknown key in network 'dept'; did you")
+    assert found[1].startswith("--config mine.py, line 9: unknown key in train 'stepz'; did you")
+    assert found[2].startswith("unknown key in train 'num_stepz'")
+    Path("mine.py").write_text(Path("mine.py").read_text().replace("config.train['stepz'] = 3", ""))
+    with pytest.raises(UserError, match="^--config mine.py:32, line 7: unknown key in network"):
+        schema.load_config("mine.py:32", {})
 
 
 def test_a_config_file_of_the_user_imports_another_beside_it(tmp_path):
