@@ -93,7 +93,10 @@ class Characters(Tokenizer):
             return self
         found = set().union(*documents)
         if not found:
-            raise UserError("there are no characters to learn an alphabet from")
+            raise UserError(
+                "there are no characters to learn an alphabet from: all texts to train on are "
+                "empty. Check data.path"
+            )
         return Characters("".join(sorted(found)), self.spare)
 
     def to_json(self) -> str:

@@ -11,7 +11,7 @@ from md4_jax.data.labelled import Labelled, own_sequences
 from md4_jax.data.sources import formats
 from md4_jax.data.sources.patterns import matching
 from md4_jax.data.sources.records import Document, Keys, Part
-from md4_jax.data.sources.splits import bounds, check_split, digest
+from md4_jax.data.sources.splits import NoText, bounds, check_split, digest
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, version
 
@@ -120,8 +120,7 @@ class TextFiles:
 
         documents: their number in each section
         """
-        amounts = {"validation": self.validation, "test": self.test}
-        return [("text", *bounds(documents.get("text", 0), split, unit="documents", **amounts))]
+        return [("text", *self._bounds(documents.get("text", 0), split, "documents"))]
 
     def fingerprint(self) -> str:
         """Returns a hash of the files' names and contents, and of the arguments."""
@@ -160,16 +159,21 @@ class TextFiles:
     def _split(self, split: str) -> Iterator[Document]:
         check_split(split)
         count = sum(formats.count(path, self._keys) for path in self._files)
-        amounts = {"validation": self.validation, "test": self.test}
         if count < MIN_DOCUMENTS:
             # All of so few are read, so that a malformed one is named before their number.
             length = sum(len(document.text) for document in self._all())
         if count >= MIN_DOCUMENTS or self._is_table:
-            start, stop = bounds(count, split, unit="documents", **amounts)
+            start, stop = self._bounds(count, split, "documents")
             yield from itertools.islice(self._all(), start, stop)
             return
-        start, stop = bounds(length, split, unit="characters", **amounts)
+        start, stop = self._bounds(length, split, "characters")
         yield from _characters(self._all(), start, stop)
+
+    def _bounds(self, total: int, split: str, unit: str) -> tuple[int, int]:
+        """Returns the range of a split among `total` units; NoText with the path if total is 0."""
+        if not total:
+            raise NoText(f"the data contain no {unit}: check data.path={self.path!r}")
+        return bounds(total, split, unit=unit, validation=self.validation, test=self.test)
 
     def _all(self) -> Iterator[Document]:
         for path in self._files:

@@ -19,6 +19,7 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, is_remote
 
 MARK = "\ufeff"  # byte order mark that Windows editors write before UTF-8 text
+LOOKED_AT = 512  # bytes of a file, to recognise UTF-16
 PARQUET = b"PAR1"  # the first and the last bytes of such a file
 ROWS_AT_ONCE = 1024
 COMPRESSED = {".gz": gzip.open, ".xz": lzma.open}
@@ -274,13 +275,24 @@ def _in_order(content: BinaryIO) -> list[tuple[str, bytes]]:
 
 def _decode(where: str, raw: bytes, offset: int) -> str:
     """Decodes the bytes of a file from `offset` on, without an initial byte order mark."""
+    if not offset and _is_utf16(raw):
+        raise UserError(f"{where} is UTF-16 text: convert it to UTF-8")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not offset:
-            raise UserError(f"{where} is UTF-16 text: convert it to UTF-8") from error
         raise UserError(
             f"{where} is not UTF-8 text: byte {raw[error.start : error.start + 1]!r} at offset "
             f"{offset + error.start}. Convert it to UTF-8, or take it out of data.path."
         ) from error
     return text if offset else text.removeprefix(MARK)
+
+
+def _is_utf16(raw: bytes) -> bool:
+    """Returns whether bytes begin with the mark of UTF-16, or have a zero in about every pair.
+
+    Without its mark UTF-16 text can be valid UTF-8, with a NUL beside each character.
+    """
+    begin = raw[:LOOKED_AT]
+    odd, even = begin[1::2].count(0), begin[::2].count(0)
+    is_paired = len(begin) > 3 and min(odd, even) == 0 and 4 * max(odd, even) > len(begin)
+    return is_paired or raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))

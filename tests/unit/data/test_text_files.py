@@ -456,6 +456,13 @@ def test_utf_16_is_named(tmp_path):
     (tmp_path / "a.txt").write_bytes("größe".encode("utf-16"))
     with pytest.raises(UserError, match="a.txt is UTF-16 text: convert it to UTF-8"):
         read(TextFiles(str(tmp_path / "a.txt")))
+    for kind, text in (("le", "quick"), ("be", "quick"), ("le", "schöne Größe")):  # without a mark
+        (tmp_path / "b.txt").write_bytes(text.encode(f"utf-16-{kind}"))
+        with pytest.raises(UserError, match="b.txt is UTF-16 text: convert it to UTF-8"):
+            read(TextFiles(str(tmp_path / "b.txt")))
+    for other in (b"a\0", b"\0" * 99, b"a few zeros\0\0 are left as they are\0"):
+        (tmp_path / "b.txt").write_bytes(other)
+        assert read(TextFiles(str(tmp_path / "b.txt"), validation=0, test=0))[0] == [other.decode()]
 
 
 def test_a_damaged_gzip_file(tmp_path):
@@ -472,7 +479,7 @@ def test_nothing_left_to_train_on(tmp_path):
     with pytest.raises(UserError, match=r"data\.test is -1"):
         list(TextFiles(path, test=-1).documents("train"))
     (tmp_path / "empty.txt").touch()
-    with pytest.raises(UserError, match="the data contain no characters: check data.path"):
+    with pytest.raises(UserError, match=r"no characters: check data.path='.*empty.txt'"):
         list(TextFiles(str(tmp_path / "empty.txt")).documents("train"))
 
 
