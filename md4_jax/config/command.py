@@ -57,8 +57,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         _refuse(parser, flags, others)
     if flags.mode not in MODES:
         raise _unknown_mode("--mode", flags.mode)
-    for name in ("config", "workdir", "distributed"):
-        # An empty path would mean the current directory, and no address a process of its own.
+    for name in ("config", "workdir", "distributed", "host"):
+        # An empty path would mean the current directory, no address a process of its own, and no
+        # host all networks of this machine.
         if getattr(flags, name) == "":
             raise UserError(
                 f"--{name} is empty, perhaps because a shell variable is not set: give a value, "

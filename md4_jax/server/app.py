@@ -190,7 +190,8 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and origin.partition("//")[2] != host:
             return _sentence(403, "requests of other pages are refused")
-        if method == "POST" and headers.get("content-type") != "application/json":
+        kind = headers.get("content-type", "").partition(";")[0]  # "; charset=utf-8" may follow
+        if method == "POST" and kind.strip().lower() != "application/json":
             return _sentence(415, "a request must be application/json")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self._most:

@@ -39,9 +39,9 @@ def arguments(line: str) -> list[str]:
     return [] if any(word.startswith("[--") for word in words) else words
 
 
-@pytest.mark.parametrize("flag", ["--workdir", "--config", "--distributed"])
+@pytest.mark.parametrize("flag", ["--workdir", "--config", "--distributed", "--host"])
 def test_an_empty_flag_is_a_variable_that_was_not_set(flag):
-    """An empty --workdir would be the current directory."""
+    """An empty --workdir would be the current directory, and an empty --host all networks."""
     with pytest.raises(
         UserError, match=f"^{flag} is empty, perhaps because a shell .* leave {flag}"
     ):

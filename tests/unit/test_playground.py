@@ -456,6 +456,15 @@ def test_a_body_that_is_no_request(body, text):
     assert answer.status_code == 400 and answer.json()["error"]
 
 
+@pytest.mark.parametrize(
+    "kind, status",
+    [("application/json; charset=utf-8", 200), ("Application/JSON", 200), ("text/plain", 415)],
+)
+def test_a_request_may_name_the_encoding_of_its_json(kind, status, text):
+    answer = text.post("/api/tokens", content='{"text": "ab"}', headers={"content-type": kind})
+    assert answer.status_code == status
+
+
 def test_script_tags_are_characters(text):
     tags = "</script><img src=x onerror=f()>"
     (*_, last) = sampled(text, text=tags)
