@@ -11,13 +11,14 @@ from md4_jax.runtime.sharding import batch_shards
 def check_batches(experiment: Experiment) -> None:
     """Raises UserError if a training batch cannot be split over the devices."""
     shards, mesh = _shards(experiment)
-    parts = max(1, experiment.train.microbatches) * shards  # 0 means one
+    asked = experiment.train.microbatches
+    parts = max(1, asked) * shards  # 0 means one
     if experiment.train.batch_size % parts:
+        by = f"train.microbatches={asked} times " if asked else ""
         raise UserError(
-            f"train.batch_size={experiment.train.batch_size} must be divisible by "
-            f"train.microbatches={experiment.train.microbatches} times the "
-            f"{amount(shards, 'batch shard')} of the mesh {mesh} (data x fsdp x context x tensor), "
-            f"which is {parts}"
+            f"train.batch_size={experiment.train.batch_size} must be divisible by {by}the "
+            f"{amount(shards, 'batch shard')} of the mesh {mesh} (data x fsdp x context x tensor)"
+            + (f", which is {parts}" if asked else "")
         )
 
 

@@ -21,6 +21,8 @@ class _Parts:
         return words(self.parts)
 
     def check(self, section: str, known: tuple[str, ...]) -> None:
+        if not self.chosen:
+            raise UserError(f"{section}.parts is empty: name some of {', '.join(known)}")
         for part in self.chosen:
             if part not in known:
                 raise UserError(

@@ -23,9 +23,15 @@ from md4_jax.perf.inputs import (
     sample_rows,
     sampler_of,
 )
-from md4_jax.perf.work import forward_flops, positions_cached, sampling_steps, training_flops
+from md4_jax.perf.work import (
+    evaluations,
+    forward_flops,
+    positions_cached,
+    sampling_steps,
+    training_flops,
+)
 from md4_jax.protocols import Batch, UserError
-from md4_jax.runtime.compiling import jit
+from md4_jax.runtime.compiling import jit, kept_with_names
 from md4_jax.runtime.sharding import batch_sharding
 from md4_jax.samplers.batches import context_of
 from md4_jax.training.loop import abstract_state, step_program
@@ -119,8 +125,10 @@ def _sample(experiment: Experiment) -> Plan:
         (first, context_of(experiment.sample, rows, drawn_classes(experiment))),
     )
     length, count = first.tokens.shape[1], 1 + len(others)
-    steps = sampling_steps(experiment, sample_block(experiment) or length)
-    read = positions_cached(experiment, params, length) or steps * length
+    of_path = sample_block(experiment) or length
+    steps = sampling_steps(experiment, of_path)
+    read = positions_cached(experiment, params, length)
+    read = read or evaluations(experiment, of_path) * length
     flops = sampler.calls * rows * read
     flops *= forward_flops(experiment, params["network"], length=length)
     guide = experiment.guide
@@ -163,7 +171,8 @@ def _compiled(
     with jax.sharding.use_abstract_mesh(experiment.mesh.abstract_mesh):
         lowered = fn.lower(*arguments)
     try:
-        compiled = lowered.compile()
+        with kept_with_names():  # which `traffic` reads
+            compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if str(error).startswith("INTERNAL"):
             raise UserError(

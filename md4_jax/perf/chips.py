@@ -1,6 +1,7 @@
 """Chips for ahead-of-time compilation without the hardware, and their published numbers."""
 
 import os
+import re
 from typing import NamedTuple
 
 import jax
@@ -68,22 +69,27 @@ def devices_of(topology: str) -> list:
 
     UserError for others, and if the library is missing.
     """
-    kind, _, shape = topology.partition(":")
+    kind, _, shape = topology.lower().partition(":")
     if kind == "cpu":
-        here = jax.devices("cpu")
-        if not shape.isdigit() or not 0 < int(shape) <= len(here):
+        here, count = jax.devices("cpu"), int(shape) if shape.isdecimal() else 0
+        if not count:
             raise UserError(
-                f"--topology {topology} needs {shape or 'a number of'} devices, but there are "
-                f"{len(here)}: set the environment variable "
-                f"XLA_FLAGS=--xla_force_host_platform_device_count={shape or 8}"
+                f"--topology {topology}: {shape or 'nothing'} is not a number of devices. To plan "
+                "for 8 give cpu:8, and set the environment variable XLA_FLAGS="
+                "--xla_force_host_platform_device_count=8"
             )
-        return here[: int(shape)]
+        if count > len(here):
+            raise UserError(
+                f"--topology {topology} needs {count} devices, but there are {len(here)}: set the "
+                f"environment variable XLA_FLAGS=--xla_force_host_platform_device_count={count}"
+            )
+        return here[:count]
     # There is no chip to query; constants are computed on this machine.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     jax.config.update("jax_platforms", "cpu")
     try:
-        return _gpus(TARGETS[kind], shape) if kind in TARGETS else _tpus(topology)
+        return _gpus(TARGETS[kind], shape) if kind in TARGETS else _tpus(topology.lower())
     except Exception as error:
         first = str(error).strip().splitlines()[0][:200]
         default = " (the default)" if topology == PlanOptions.topology else ""
@@ -96,6 +102,9 @@ def devices_of(topology: str) -> list:
 
 
 def _tpus(topology: str) -> list:
+    """Returns the TPUs of a topology; ValueError for a name of no TPU."""
+    if not re.fullmatch(r"v\d+\w*:\d+(x\d+)*", topology):
+        raise ValueError("this is not the name of a chip with a number of chips, or their grid")
     from jax.experimental import topologies
 
     return list(topologies.get_topology_desc(topology, "tpu").devices)

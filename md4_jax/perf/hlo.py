@@ -1,8 +1,8 @@
 """Analysis of a compiled program's HLO text: FLOPs, and traffic in memory and over links.
 
 The body of a loop counts once per iteration, unlike in the compiler's own count. For a conditional
-only the cheapest branch counts, since the others handle rare overflows of a capacity; in the scope
-`LIKELY` it is the most expensive one, since the others handle rare faults.
+only the cheapest branch counts, since the others handle rare overflows of a capacity; right in the
+scope `LIKELY` it is the most expensive one, since the others handle rare faults.
 """
 
 import collections
@@ -54,7 +54,7 @@ def traffic(text: str, unknown: int = 1) -> Traffic:
                 found[kind, "bytes"] += size
             for times, others in _called(line, bodies, unknown):
                 parts = [visit(other) for other in others]
-                choose = max if line.op == "conditional" and f"/{LIKELY}/" in line.more else min
+                choose = max if f'/{LIKELY}/cond"' in line.more else min
                 taken = choose(parts, key=lambda part: (part.moved, _received(part)))
                 moved += times * taken.moved if line.op != "fusion" else 0.0
                 products += times * taken.products

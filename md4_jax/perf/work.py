@@ -65,6 +65,12 @@ def positions_of_evaluation(experiment: Experiment, params: Params, length: int)
     return step.positions_each(length)
 
 
+def evaluations(experiment: Experiment, length: int) -> int:
+    """Returns the largest number of evaluations of such a text: of most samplers, one a step."""
+    each = getattr(experiment.sampler_step, "evaluations_each", 1)
+    return each * sampling_steps(experiment, length)
+
+
 def sampling_steps(experiment: Experiment, length: int) -> int:
     """Returns the largest number of steps of a sample, or of one of its blocks, of this length."""
     return rounds_of(experiment.sampler_step, length, len(experiment.grid) - 1)

@@ -46,6 +46,20 @@ def compile_ahead(fn: Callable, *arguments: Any) -> Any:
 
 
 @contextlib.contextmanager
+def kept_with_names() -> Iterator[None]:
+    """Makes programs compiled within differ in the cache if the scopes of their code do.
+
+    Without this, the text of a program may have the scopes of an earlier version of the code.
+    """
+    before = jax.config.jax_compilation_cache_include_metadata_in_key
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_compilation_cache_include_metadata_in_key", before)
+
+
+@contextlib.contextmanager
 def draws_as_kernels() -> Iterator[None]:
     """Makes programs traced within generate random bits on GPUs with a JAX kernel.
 

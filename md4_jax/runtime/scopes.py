@@ -10,6 +10,14 @@ LIKELY = "likely"
 TURNS = "turns_"
 
 
+def likely() -> contextlib.AbstractContextManager:
+    """Says of a conditional in this context that it nearly always takes its most expensive branch.
+
+    It does not say so of conditionals inside its branches.
+    """
+    return jax.named_scope(LIKELY)
+
+
 def turns(number: int) -> contextlib.AbstractContextManager:
     """Says of a loop in this context about how often it runs.
 

@@ -10,6 +10,7 @@ import numpy as np
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import fold_keys
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Prompt
+from md4_jax.runtime.scopes import likely
 from md4_jax.samplers.alignment import after_prompts, moved_back
 from md4_jax.samplers.block_paths import parts_of, unreached, with_path
 from md4_jax.samplers.chain import Chain, SamplerStep
@@ -272,7 +273,8 @@ def _unless_given(
         values = Frames(chain.z[: course.trace], chain.confidence[: course.trace])
         return chain, jax.tree.map(lambda x, s: jnp.broadcast_to(x, s.shape), values, shapes)
 
-    return jax.lax.cond(jnp.all(chain.prompt_mask), keep, draw, chain)
+    with likely():
+        return jax.lax.cond(jnp.all(chain.prompt_mask), keep, draw, chain)
 
 
 def _block(x: Array, b: Array, block: int) -> Array:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import fold_keys, split_keys
 from md4_jax.protocols import Array, Denoiser, Needs, pytree
+from md4_jax.runtime.scopes import likely
 from md4_jax.samplers import scores
 from md4_jax.samplers.chain import NEVER, Chain
 from md4_jax.samplers.confidence_checks import check
@@ -112,7 +113,8 @@ class Confidence:
         def draw(chain: Chain) -> Chain:
             return self._draw(denoiser, process, chain, due, t=t, keys=keys)
 
-        return jax.lax.cond(jnp.any(due > 0), draw, lambda chain: chain, chain)
+        with likely():
+            return jax.lax.cond(jnp.any(due > 0), draw, lambda chain: chain, chain)
 
     def _draw(
         self,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from md4_jax.processes.capabilities import RedrawsUniformly
 from md4_jax.processes.draws import split_keys
 from md4_jax.protocols import Array, Conditioned, Denoiser, Needs, UserError, pytree
+from md4_jax.runtime.scopes import likely
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, entropy, probability
 from md4_jax.samplers.transforms import Transform, predicts_ratios
@@ -98,7 +99,8 @@ class EntropyBound:
             stays = chain.memory.settled
             return jax.tree.map(lambda old, new: _where(stays, old, new), chain, after)
 
-        return jax.lax.cond(jnp.all(chain.memory.settled), lambda chain: chain, step, chain)
+        with likely():
+            return jax.lax.cond(jnp.all(chain.memory.settled), lambda chain: chain, step, chain)
 
     def _step(
         self, denoiser: Denoiser, process: RedrawsUniformly, chain: Chain, t: Array, keys: Array

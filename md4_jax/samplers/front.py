@@ -9,6 +9,7 @@ import numpy as np
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import fold_keys
 from md4_jax.protocols import Array, Denoiser
+from md4_jax.runtime.scopes import likely
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.loop import further_steps
 
@@ -57,7 +58,8 @@ class Front:
             return self._draw(denoiser, process, chain, keys)
 
         left = jnp.any(process.is_noise(chain.z))
-        return jax.lax.cond(left, draw, lambda chain: chain, chain)
+        with likely():
+            return jax.lax.cond(left, draw, lambda chain: chain, chain)
 
     def is_cached(self, denoiser: Denoiser) -> bool:
         """Returns whether keys and values are cached with this network."""

@@ -54,6 +54,11 @@ class Metropolis:
                     f"not draw tokens from a distribution, not {value}"
                 )
 
+    @property
+    def evaluations_each(self) -> int:
+        """Network evaluations of a step of the grid."""
+        return self.proposals
+
     def __call__(
         self,
         denoiser: Denoiser,

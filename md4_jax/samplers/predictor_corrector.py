@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from md4_jax.processes.capabilities import HasForwardRates, RevealsMasks
 from md4_jax.processes.draws import fold_keys
 from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
+from md4_jax.runtime.scopes import turns
 from md4_jax.samplers import reveal
 from md4_jax.samplers.ancestral import Ancestral, evaluated
 from md4_jax.samplers.chain import Chain
@@ -50,6 +51,11 @@ class PredictorCorrector:
         if isinstance(self.size, float | int) and not self.size > 0:
             raise UserError(f"sample.size must be positive, not {self.size}")
 
+    @property
+    def evaluations_each(self) -> int:
+        """Network evaluations of a step of the grid."""
+        return 1 + self.corrections
+
     def check(self, process: Any) -> None:
         """Raises UserError for excluded symbols that a predictor of jumps may leave."""
         if self.predictor != "ancestral":
@@ -67,7 +73,8 @@ class PredictorCorrector:
             )
 
         count = jnp.where(s > 0, self.corrections, 0)
-        return jax.lax.fori_loop(1, count + 1, body, chain)
+        with turns(self.corrections):
+            return jax.lax.fori_loop(1, count + 1, body, chain)
 
     def correct(
         self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, h: Array, keys: Array

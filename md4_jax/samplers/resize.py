@@ -10,6 +10,7 @@ from md4_jax.processes.draws import fold_keys, split_keys
 from md4_jax.processes.lengths import ResizesMasks
 from md4_jax.processes.order import lowest
 from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
+from md4_jax.runtime.scopes import likely
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, gumbel, probability
 from md4_jax.samplers.edit import merged
@@ -104,7 +105,8 @@ class Resize:
             return self._step(denoiser, process, chain, keys)
 
         left = jnp.any(chain.z == process.mask_id)
-        return jax.lax.cond(left, step, lambda chain: chain, chain)
+        with likely():
+            return jax.lax.cond(left, step, lambda chain: chain, chain)
 
     def _step(self, denoiser: Denoiser, process: ResizesMasks, chain: Chain, keys: Array) -> Chain:
         of_token, of_order = split_keys(keys)

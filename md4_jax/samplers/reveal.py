@@ -11,6 +11,7 @@ import numpy as np
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser, Process
+from md4_jax.runtime.scopes import turns
 from md4_jax.runtime.sharding import token_groups
 from md4_jax.samplers.chain import (
     NEVER,
@@ -201,14 +202,8 @@ def masks_left(process: RevealsMasks, chain: Chain, t: Array) -> Array:
 
 
 def draw_where(
-    denoiser: Denoiser,
-    transform: Transform,
-    chain: Chain,
-    chosen: Array,
-    *,
-    t: Array,
-    keys: Array,
-) -> Chain:
+    denoiser: Denoiser, transform: Transform, chain: Chain, chosen: Array, *, t: Array, keys: Array,
+) -> Chain:  # fmt: skip
     """Draws the chosen positions [B, L] from the denoiser at time t.
 
     The head is computed at an eighth of the positions, or at all of them if more are chosen. The
@@ -219,13 +214,14 @@ def draw_where(
     # 2.3 times as fast as capacity L for `remask` at V = 50257, 1024 tokens in 32 steps on CPU.
     few = min(length, max(16, -(-length // 8)))
 
-    def with_capacity(capacity: int):
-        return lambda: run(denoiser, transform, chain, schedule, keys=keys, capacity=capacity)
+    def with_capacity(capacity: int) -> Chain:
+        with turns(1):
+            return run(denoiser, transform, chain, schedule, keys=keys, capacity=capacity)
 
     if few == length:
-        return with_capacity(length)()
+        return with_capacity(length)
     fits = jnp.max(jnp.sum(chosen, axis=1)) <= few
-    return jax.lax.cond(fits, with_capacity(few), with_capacity(length))
+    return jax.lax.cond(fits, lambda: with_capacity(few), lambda: with_capacity(length))
 
 
 def exchange(

@@ -79,7 +79,7 @@ def test_what_the_compiler_refuses(said, words):
 
 
 @pytest.mark.parametrize(
-    "topology", ["cpu:0", "cpu:4000", "cpu:x", "v99:3x3", "nothing", "h100:0", "h200"]
+    "topology", ["cpu:0", "cpu:4000", "cpu:x", "v99:3x3", "b200:8", "nothing", "h100:0", "h200"]
 )
 def test_a_topology_that_there_is_not(topology, monkeypatch):
     def missing(*arguments, **more):
@@ -94,6 +94,7 @@ def test_a_topology_that_there_is_not(topology, monkeypatch):
         else "A topology is given as"
     )
     assert said in str(found.value) and "(the default)" not in str(found.value)
+    assert "no such thing" in str(found.value) or topology[:3] != "v99"
     with pytest.raises(UserError, match=r"^--topology v5e:8x8 \(the default\): no such thing\. "):
         devices_of("v5e:8x8")
 
@@ -127,7 +128,7 @@ def test_a_gpu_is_described_as_xla_asks(monkeypatch):
         return types.SimpleNamespace(devices=["a", "b"])
 
     monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", topology)
-    assert devices_of("h200:2") == ["a", "b"]
+    assert devices_of("h200:2") == devices_of("H200:2") == ["a", "b"]
     assert asked["platform"] == "cuda" and asked["topology"] == "1x1x2"
     words = "core_count: 132 ", "device_memory_size: 141000000000 ", "major: 9 minor: 0 "
     assert all(word in asked["target_config"] for word in words)
@@ -194,6 +195,37 @@ def test_evaluations_with_a_cache_are_planned_as_they_are(keys, monkeypatch):
     monkeypatch.setattr(plans, "traffic", lambda *a: found.append(traffic(*a)) or found[-1])
     made = plans._sample(planned.experiment(**keys, data__length=48, sample__steps=8))
     assert made.flops == pytest.approx(found[0].products, rel=0.1)
+
+
+UNIFORM = dict(process__name="uniform", objective__name="uniform_elbo")
+BLOCKS = dict(objective__name="block", objective__block=8, network__causal_context=True)
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(
+    "keys, least, most",
+    [
+        (UNIFORM | dict(sample__name="predictor_corrector", sample__corrections=3), 0.99, 1.01),
+        (UNIFORM | dict(sample__name="entropy_bound"), 0.99, 1.01),
+        (dict(sample__name="predictor_corrector"), 0.3, 1.0),
+        (dict(sample__name="remask"), 0.3, 1.0),
+        (dict(sample__name="confidence", sample__block=8), 0.9, 1.5),
+        (ORDERED | dict(sample__name="streaming", sample__cached=False), 0.3, 1.0),
+        (BLOCKS | dict(sample__name="self_speculative"), 0.9, 3.0),
+    ],
+    ids=lambda keys: keys["sample__name"] if isinstance(keys, dict) else "",
+)
+@pytest.mark.cases(2)
+def test_the_network_is_counted_in_every_step_and_once(keys, least, most, monkeypatch):
+    """Loops within a step run about once, and evaluations that are rarely left out are made.
+
+    Of masks, the head is computed where some are revealed, at fewer positions than in the formula.
+    """
+    found, traffic = [], plans.traffic
+    monkeypatch.setattr(plans, "traffic", lambda *a: found.append(traffic(*a)) or found[-1])
+    keys = dict(network__size=64, network__hidden=128, data__length=48, sample__steps=8) | keys
+    made = plans._sample(planned.experiment(**keys))
+    assert least < found[0].products / made.flops < most
 
 
 def test_a_sample_beyond_the_window_is_planned_window_by_window():
