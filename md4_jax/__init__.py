@@ -32,10 +32,11 @@ def load(
 
     Raises UserError if there is no such model, or if it is damaged or of unknown architecture.
     """
-    from md4_jax.model.changes import check_changes
+    from md4_jax.model.changes import check_changes, check_source
     from md4_jax.model.finding import found
 
     check_changes(config or {})
+    check_source(source)
     where = found(str(source))  # a wrong name need not wait for the import below and the devices
     from md4_jax.model.load import load as read
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -87,7 +88,16 @@ class TextDomain:
 
     def encode(self, text: str) -> Array:
         """Returns the token ids of a text; UserError if it has characters without a token."""
-        return self.tokenizer.encode(text)
+        try:
+            return self.tokenizer.encode(text)
+        except (TypeError, UnicodeEncodeError) as error:
+            half = re.search("[\ud800-\udfff]", text)
+            if half is None:
+                raise
+            raise UserError(
+                f"the text has half of a surrogate pair, {half[0]!r}, at offset {half.start()}: it "
+                "is not a character. Was the text decoded with another encoding than its own?"
+            ) from error
 
     def decode(self, row: Sequence[int] | Array) -> str:
         """Returns the text of any number of token ids; the mask is shown as '_'."""

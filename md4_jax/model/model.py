@@ -48,7 +48,7 @@ class Generated(NamedTuple):
     steered: Steered | None = None
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)  # each is equal to itself alone, and may be a key of a dict
 class Model(pickling.Unpickled):
     """Trained model, made by `md4_jax.load`.
 
@@ -230,7 +230,7 @@ class Model(pickling.Unpickled):
 
         prompt  text with which the sample begins, or a `Prompt` of tokens at any positions
         """
-        prompted = not isinstance(prompt, str)
+        prompted = isinstance(prompt, Prompt)
         asked = {"prompt": "" if prompted else prompt, **options}
         asked |= {"name": sampler} if sampler else {}
         experiment = self.sampling(asked | inputs.of_one(options), prompted=prompted)

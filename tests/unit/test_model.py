@@ -490,9 +490,36 @@ def test_the_folder_of_checkpoints_is_not_the_run(tmp_path):
         md4_jax.load(tmp_path / "run" / "checkpoints")
 
 
-def test_changes_that_are_no_dict():
-    with pytest.raises(UserError, match="config must be a dict, .*, not 'mesh.tensor=4'"):
-        md4_jax.load("runs/mine", "mesh.tensor=4")
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ("mesh.tensor=4", "config must be a dict, .*, not 'mesh.tensor=4'"),
+        ({3: 4}, "the keys of config must be text, such as 'mesh.tensor', not 3"),
+        ({"mesh": {"tensor": 4}}, "must name single keys, such as 'mesh.tensor'"),
+    ],
+)
+def test_changes_that_are_no_keys_with_values(changes, said):
+    with pytest.raises(UserError, match=said):
+        md4_jax.load("runs/mine", changes)
+
+
+@pytest.mark.parametrize("source", [None, 3, b"runs/mine"])
+def test_what_is_no_name_of_a_model(source):
+    """None was looked for in the folder None."""
+    with pytest.raises(UserError, match=f"or hf:USER/NAME, not {source!r}"):
+        md4_jax.load(source)
+
+
+def test_prompts_that_are_no_text(mdlm):
+    with pytest.raises(UserError, match="sample.prompt must be text, not 3"):
+        mdlm.watch(3)
+    with pytest.raises(UserError, match=r"half of a surrogate pair, '\\ud800', at offset 1"):
+        mdlm.sample(prompt="a\ud800")
+
+
+def test_a_model_may_be_the_key_of_a_dict(mdlm):
+    """As functools.cache needs it."""
+    assert {mdlm: 1}[mdlm] == 1
 
 
 def test_a_program_is_compiled_once_for_the_same_shapes(mdlm):
