@@ -25,7 +25,7 @@ Llama. So is DreamReasoner (arXiv:2606.19257), adapted from Qwen3: it is no Drea
 config.json has, since its logits are at the token's own position.
 
 iLLaDA (arXiv:2606.25331) is a masked model that was trained from scratch, in the layout of a Llama:
-bidirectional, with logits at the token's own position.
+bidirectional, with logits at the token's own position. So is EuroBERT (arXiv:2503.05500).
 
 I-DLM (arXiv:2604.11035) has the config.json of an SDAR and `use_regular_causal`. Its attention is
 causal, so that it is read as the left-to-right model that its sampler draws from.
@@ -63,12 +63,12 @@ from md4_jax.runtime.tensors import Tensors
 
 NEMOTRON, DIFFCODER = "nemotron_labs_diffusion", "stable_diffcoder"
 OPEN_DLLM, WEDLM, CODA, SDLM = "open_dllm", "wedlm", "coda", "sdlm"
-ILLADA, REASONER = "illada", "dream_reasoner"
+ILLADA, REASONER, EUROBERT = "illada", "dream_reasoner", "eurobert"
 CAUSAL = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "ministral3")
 BLOCKWISE = ("sdar", "sdar_moe", "fast_dllm_qwen", NEMOTRON, DIFFCODER, REASONER)
 A2D = ("a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama", "a2d-ministral3")
 MASKED = ("dream", "dreamon", OPEN_DLLM, WEDLM, CODA, SDLM, "rnd1", "diffullama", ILLADA)
-MASKED += (*A2D, *BLOCKWISE)
+MASKED += (EUROBERT, *A2D, *BLOCKWISE)
 KINDS = (*MASKED, *CAUSAL)
 SHIFTED = ("dream", "dreamon", OPEN_DLLM, CODA, "rnd1", "fast_dllm_qwen", "diffullama")
 # Classes in `architectures` of config.json that have the model_type of a Llama.
@@ -87,7 +87,7 @@ IMPLIED = {
     DIFFCODER: {"block_size": 4, "mask_token_id": 5},
     ILLADA: {"mask_token_id": 5},
     NEMOTRON: {"block_size": 32, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
-    **{kind: {"rms_norm_eps": 1e-5} for kind in ("ministral3", "a2d-ministral3")},
+    **{kind: {"rms_norm_eps": 1e-5} for kind in ("ministral3", "a2d-ministral3", EUROBERT)},
 }
 # Key of SDLM's config.json for the mask.
 SDLM_MASK = "text_mask_token_id"
@@ -101,7 +101,7 @@ BASES = {
     "dream": "qwen2", "dreamon": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3",
     "sdar_moe": "qwen3_moe", "rnd1": "qwen3_moe", "mistral": "llama", "diffullama": "llama",
     NEMOTRON: "ministral3", DIFFCODER: "llama", OPEN_DLLM: "qwen2", CODA: "qwen3",
-    SDLM: "qwen2", ILLADA: "llama", REASONER: "qwen3",
+    SDLM: "qwen2", ILLADA: "llama", REASONER: "qwen3", EUROBERT: "llama",
 }  # fmt: skip
 # Layout, whether logits are shifted, whether there are blocks -> model_type; others are A2D models.
 NAMES = {

@@ -18,9 +18,17 @@ IDLM = dict(
 )  # fmt: skip
 
 
-def test_illada_is_a_llama_that_sees_both_sides_and_whose_mask_is_the_entry_5(tmp_path):
+EUROBERT = dict(
+    model_type="eurobert", architectures=["EuroBertForMaskedLM"], mask_token_id=5,
+    classifier_pooling="late",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{}, EUROBERT], ids=["iLLaDA", "EuroBERT"])
+def test_a_llama_that_sees_both_sides_and_whose_mask_is_the_entry_5(changes, tmp_path, capsys):
+    """transformers' EuroBertForMaskedLM gives the same answers."""
     told = answers("illada")
-    folder = peer_folder(tmp_path, "llama", **told["config"])
+    folder = peer_folder(tmp_path, "llama", **told["config"] | changes)
     model, z = md4_jax.load(folder), np.asarray(told["z"])
     assert (z == 5).any()
     ours = np.where(z == 5, SYMBOLS, z - (z > 5))
@@ -31,6 +39,7 @@ def test_illada_is_a_llama_that_sees_both_sides_and_whose_mask_is_the_entry_5(tm
     before, after = (json.loads((f / "config.json").read_text()) for f in (folder, exported))
     assert before == after
     np.testing.assert_array_equal(md4_jax.load(exported).logits(ours), model.logits(ours))
+    assert "warning" not in capsys.readouterr().err
 
 
 def test_illada_with_another_normalisation_is_refused(tmp_path):
