@@ -143,6 +143,7 @@ def _peer(
     told = dreamon.with_expansion(told, folder)
     masked = peers.with_mask(told, folder)
     peer = peers.peer(masked, tensors)
+    surplus.check_head(told, tensors, peer)
     # Its mask may say what it is.
     return (masked if peers.kind_of(told, tensors) != peer.kind else told), peer
 

@@ -35,6 +35,16 @@ def check_types(told: Mapping[str, Any], tensors: Tensors) -> None:
             )
 
 
+def check_head(told: Mapping[str, Any], tensors: Tensors, peer: Peer) -> None:
+    """Raises UserError if config.json tells of a head of its own that the folder does not have."""
+    if told.get("tie_word_embeddings") is False and peer.head and peer.head not in tensors:
+        raise UserError(
+            f"{tensors.folder} has no array {peer.head!r}, though config.json says "
+            "tie_word_embeddings=False: without this output layer it cannot predict tokens. Is it "
+            "an embedder or a classifier?"
+        )
+
+
 def check_used(tensors: Tensors, peer: Peer, used: Collection[str]) -> None:
     """Raises UserError for an array that is not a parameter of the network.
 

@@ -58,6 +58,16 @@ def test_no_array_is_left_out_in_silence(kind, tmp_path):
         save_file({n: held[n] for n in held}, folder / "model.safetensors")
 
 
+def test_a_model_without_its_head_is_refused(tmp_path):
+    """An embedder would be read as if its head were tied to the embedding."""
+    folder = peer_folder(tmp_path, "llama")
+    held = load_file(folder / "model.safetensors")
+    del held["lm_head.weight"]
+    save_file(held, folder / "model.safetensors")
+    with pytest.raises(UserError, match="has no array 'lm_head.weight', though .* a classifier"):
+        md4_jax.load(folder)
+
+
 def test_angles_and_arrays_of_other_parts_are_no_matter(tmp_path):
     angles, head = np.ones(4, np.float32), np.ones((2, 32), np.float32)
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
