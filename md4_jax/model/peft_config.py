@@ -97,7 +97,10 @@ def read(folder: Place) -> Lora:
     """Reads adapter_config.json; UserError if it is not a LoRA, or has unsupported options."""
     file = folder / FILE
     if not file.exists():
-        raise UserError(f"{folder} holds no {FILE}, so it is not an adapter in PEFT's layout")
+        below = sorted(each.parent.name for each in folder.glob(f"*/{FILE}"))  # PEFT's named ones
+        hint = f": give {folder / below[0]}" if below else ""
+        said = f"{folder} holds no {FILE}, so it is not an adapter in PEFT's layout"
+        raise UserError(said + hint)
     try:
         told = json.loads(file.read_text())
         if not isinstance(told, dict):

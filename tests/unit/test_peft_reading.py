@@ -264,6 +264,9 @@ def test_files_that_are_missing(folders, tmp_path):
     (folder / "adapter_config.json").unlink()
     with pytest.raises(UserError, match="holds no adapter_config.json"):
         md4_jax.load(folders["qwen2"], adapters=folder)
+    lora_folder(folder, "llama_lora")  # as PEFT writes an adapter with a name
+    with pytest.raises(UserError, match=f"in PEFT's layout: give {folder / 'llama_lora'}$"):
+        md4_jax.load(folders["qwen2"], adapters=folder)
     with pytest.raises(UserError, match="there is no folder"):
         md4_jax.load(folders["qwen2"], adapters=tmp_path / "nowhere")
 
