@@ -207,7 +207,7 @@ BLOCKS = dict(objective__name="block", objective__block=8, network__causal_conte
     [
         (UNIFORM | dict(sample__name="predictor_corrector", sample__corrections=3), 0.99, 1.01),
         (UNIFORM | dict(sample__name="entropy_bound"), 0.99, 1.01),
-        (dict(sample__name="predictor_corrector"), 0.3, 1.0),
+        (dict(sample__name="predictor_corrector"), 0.3, 0.8),
         (dict(sample__name="remask"), 0.3, 1.0),
         (dict(sample__name="confidence", sample__block=8), 0.9, 1.5),
         (ORDERED | dict(sample__name="streaming", sample__cached=False), 0.3, 1.0),
