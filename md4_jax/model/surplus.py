@@ -59,7 +59,7 @@ def check_used(tensors: Tensors, peer: Peer, used: Collection[str]) -> None:
             continue
         raise UserError(
             f"{tensors.folder} has the array {name!r}, but this kind of network "
-            f"({peer.kind}) has no such parameter. Without it outputs would differ from those "
+            f"({peer.kind}) has no such parameter. Without it outputs may differ from those "
             "of the published model, which is therefore not supported. If its authors' code does "
             "not use the array either, load a copy of the folder without it"
         )
