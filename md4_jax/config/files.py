@@ -92,7 +92,7 @@ def _located(path: str, message: str) -> str:
 
     message: text that begins with the key, or has its name in quotes, as those of `schema` do
     """
-    key = re.match(r"unknown .*?'(\w+)'|(?:\w+\.)*(\w+) ", message)
+    key = re.match(r"unknown .*?'(\w+)'|(?:\w+\.)*(\w+)[ :=]", message)
     name = re.escape((key[1] or key[2]) if key else "")
     text = _found(path.partition(":")[0]).read_text("utf-8", "replace")
     pattern = re.compile(rf"\b{name}[\"']?\]?\s*[=:]|[\"']{name}[\"']" if name else "(?!)")

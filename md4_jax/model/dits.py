@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+import numpy as np
+
 from md4_jax.config import files
 from md4_jax.data import smiles
 from md4_jax.model.peer import Peer, agree, in_an_order, in_blocks, lacks, needed
@@ -17,6 +19,8 @@ LOG_LINEAR = {"name": "log_linear", "eps": 1e-3}
 MOLECULES, OF_MOLECULES = (35, 32), "yairschiff/qm9-tokenizer"
 # Label dropout in UDLM's training.
 LABEL_DROPOUT = 0.1
+# Base of rotary positions in all published models of this kind, and the relative error of bfloat16.
+ROTARY_BASE, ROUNDED = 10_000.0, 5e-3
 
 
 def _mdlm(told: Told, tensors: Tensors) -> Peer:
@@ -151,6 +155,7 @@ def _dit(told: Told, tensors: Tensors, process: dict[str, Any], objective: dict[
     }
     sizes = told.get("model") or told
     network["heads"] = sizes.get("n_heads") or _rotary_heads(tensors, prefix, size)
+    network |= _rotary_base(tensors, prefix)
     agree(sizes, tensors, hidden_dim=size, hidden_size=size, n_blocks=network["depth"])
     if sizes is told:  # SEDD and RADD count no mask
         agree(told, tensors, vocab_size=rows)
@@ -187,6 +192,26 @@ def parts_of(tensors: Tensors) -> int:
         return 1
     size = tensors.shape(f"{prefix}blocks.0.attn_qkv.weight")[1]
     return size // tensors.shape(f"{prefix}{published.DIT_TABLE}")[1]
+
+
+def _rotary_base(tensors: Tensors, prefix: str) -> dict[str, float]:
+    """Returns the base of the stored rotary frequencies, which the authors' code uses.
+
+    UserError for frequencies that are not base^(-i / n) of any base; {} if there are none.
+    """
+    name = f"{prefix}rotary_emb.inv_freq"
+    if name not in tensors or tensors.shape(name)[0] < 2:
+        return {}
+    stored = np.asarray(tensors.small(name), np.float64)
+    part = np.arange(len(stored)) / len(stored)
+    base = float(stored[-1] ** (-1 / part[-1]))
+    for found in (ROTARY_BASE, float(round(base)), base):
+        if np.allclose(stored, found**-part, rtol=ROUNDED, atol=0):
+            return {"rotary_base": found}
+    raise UserError(
+        f"{tensors.folder}: the rotary frequencies {name!r} are not base^(-i / {len(stored)}) of "
+        "any base, so this is not a network that can be read"
+    )
 
 
 def _rotary_heads(tensors: Tensors, prefix: str, size: int) -> int:

@@ -1,6 +1,7 @@
 """Names like package.module:attribute: what is imported, when, and what is wrong with it."""
 
 import dataclasses
+import re
 import sys
 import textwrap
 from typing import Any, Literal
@@ -128,7 +129,8 @@ def test_to_trust_one_name_or_package_is_not_to_trust_another(package):
 def test_what_is_wrong_with_a_name(name, words, package, tmp_path):
     with pytest.raises(UserError) as caught:
         schema.load_config(base_config(tmp_path, name), {})
-    assert words in str(caught.value) and str(caught.value).startswith("optim.name")
+    found = re.fullmatch(r"--config .*configs_of_mine.py, line \d+: (.*)", str(caught.value))
+    assert words in found[1] and found[1].startswith("optim.name")
 
 
 @pytest.mark.parametrize("kind", sorted(foreign.CONTRACTS))

@@ -88,6 +88,25 @@ def test_a_key_of_one_model_is_none_of_the_next(folders):
         assert md4_jax.load(folders[name]).config["process"]["schedule"]["eps"] == 1e-3
 
 
+def test_rotary_positions_have_the_base_of_the_stored_frequencies(tmp_path):
+    """Which its authors' code uses, whatever config.json says; also once it is exported."""
+    folder = peer_folder(tmp_path, "mdlm")
+    plain = md4_jax.load(folder, {"network.rotary_base": 500.0}).logits(TOKEN)
+    held, name = load_file(folder / "model.safetensors"), "backbone.rotary_emb.inv_freq"
+    assert np.abs(md4_jax.load(folder).logits(TOKEN) - plain).max() > 1e-3
+    held[name] = (500.0 ** -(np.arange(8) / 8)).astype(np.float32)
+    save_file(held, folder / "model.safetensors")
+    model = md4_jax.load(folder)
+    model.export(tmp_path / "out")
+    for found in (model, md4_jax.load(tmp_path / "out")):
+        assert found.config["network"]["rotary_base"] == 500.0
+        np.testing.assert_array_equal(found.logits(TOKEN), plain)
+    held[name][3] *= 1.01
+    save_file(held, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"inv_freq' are not base\^\(-i / 8\) of any base"):
+        md4_jax.load(folder)
+
+
 @pytest.mark.parametrize("timed", [None, False])
 def test_duo(timed, tmp_path):
     changed = {} if timed is None else {"time_conditioning": timed}
