@@ -15,11 +15,6 @@ from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.orders import blocks_of
 
 ORDERS = ("random", "confidence")
-# Keys of `Confidence` that choose the order of masks, or replace tokens in another way.
-OF_CONFIDENCE = (
-    "score", "per_step", "noise", "rule", "limit", "semi_autoregressive", "split", "tempered",
-    "position_temperature",
-)  # fmt: skip
 
 
 class Steps(NamedTuple):
@@ -176,11 +171,11 @@ def _check(step: ProSeCo) -> None:
             f"sample.edit={step.edit} replaces tokens, which sample.name='proseco' does by its "
             "corrections: set sample.edit=0"
         )
-    for key in OF_CONFIDENCE if step.order == "random" else ():
-        value: Any = getattr(step, key)
-        plain = getattr(Confidence, key)
-        if isinstance(value, bool | int | float | str) and value != plain:
+    for field in dataclasses.fields(Confidence) if step.order == "random" else ():
+        value: Any = getattr(step, field.name)
+        # Not the transform, and no traced value, within a program.
+        if isinstance(value, bool | int | float | str) and value != field.default:
             raise UserError(
-                f"sample.{key}={value!r} is only for sample.order='confidence', not 'random': set "
-                f"sample.{key}={plain!r}"
+                f"sample.{field.name}={value!r} is only for sample.order='confidence', not "
+                f"'random': set sample.{field.name}={field.default!r}"
             )
