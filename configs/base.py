@@ -68,6 +68,8 @@ def get_config() -> ConfigDict:
                 # reparameterized(timesteps, weights), the loss of DPLM
                 # proseco(correction, weighted, fill, everywhere, upweighted, least_time), with
                 # sample.name="proseco": masks, and corrections of the network's own tokens
+                # prism(quality, tokens, texts, fill, order, least_time), with network.quality and
+                # sample.name="prism": masks, and which tokens of the network are right
                 # policy(group, kl, draws, normalised, updates, clip_below, clip_above), with
                 # sample.reward: reinforcement learning
                 # flexmdm, with process insertion, edit_flow, with deletion, and masked_edit_flow,
@@ -160,6 +162,7 @@ def get_config() -> ConfigDict:
                 lora_dropout=0.0,  # dropout rate on the inputs of adapters
                 gaps=False,  # predict how many tokens are missing, for variable length
                 edits=False,  # predict which masks are deleted: process.name="edits"
+                quality=False,  # predict which tokens are right: objective.name="prism"
                 parameters="float32",  # dtype of frozen parameters: float32 | bfloat16
                 label_dropout=0.0,  # fraction of training sequences whose label is dropped
             ),
@@ -254,8 +257,10 @@ def get_config() -> ConfigDict:
                 # warmup_steps), for codes of images |
                 # confidence(score, per_step, noise, rule, limit, semi_autoregressive, edit,
                 # edit_passes, split, tempered, position_temperature) |
-                # remask(strategy, eta, since, until, loop, held) | path_planning(eta) |
+                # remask(strategy, eta, since, until, loop, held) | path_planning(eta, planner) |
                 # proseco(corrections, every, order), and the keys of confidence |
+                # prism(remasked, eta, since, until, order), and the keys of confidence, with
+                # network.quality |
                 # reparameterized(score, resample), which is DPLM's |
                 # psi(kappa, since, until, greedy_tail), not for masks |
                 # entropy_bound(entropy_bound, cooling, stability_threshold,

@@ -182,7 +182,8 @@ def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
     gaps, of texts that grow, and expects the prior number of tokens in each. Of a text in two
     groups it says of each what it says where that group is masked. Its classes are as many as its
     symbols, and their logits the mean of those of the tokens. In an order, masks before a
-    position look to it like those after it.
+    position look to it like those after it. Its logit of the quality of a token is its first
+    output minus the last.
     """
 
     def swapped(x, group):
@@ -233,6 +234,7 @@ def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
         swapped=swapped,
         classify=lambda z, t: jnp.mean(outputs(z, t), axis=1),
         ordered=Ordered(in_order, predictions, None, None, streams=streams),
+        quality=lambda h: h[..., 0] - h[..., -1],
     )
     return taught(denoiser, Denoiser(lambda z, t: _turned(outputs(z, t)), lambda h: h))
 

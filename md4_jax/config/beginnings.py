@@ -15,9 +15,9 @@ from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import path_name
 from md4_jax.training import first_save
 from md4_jax.training.checkpoint import Checkpoints
-from md4_jax.training.loop import fresh_adapters
+from md4_jax.training.loop import fresh_parts
 from md4_jax.training.precision import abstract_params
-from md4_jax.training.trainable import is_adapter, joined
+from md4_jax.training.trainable import is_new, joined
 
 # Keys of a network that may differ from those of the other run: training adapts to them.
 RELEARNED = (
@@ -32,7 +32,7 @@ def beginning(
     """Returns a function: fresh parameters -> those of train.initial; None if it is empty.
 
     Also None if the run in workdir has a checkpoint: it no longer needs the other run. Both
-    networks must have parameters of the same shapes; only adapters may be new. They must compute
+    networks must have parameters of the same shapes; only `new_parts` may be new. They must compute
     the same function of them, except for the RELEARNED keys. Parameters of the process are copied
     if they have the same shapes. Raises UserError immediately if the other run does not fit, and
     for adapters of a network that starts from random parameters.
@@ -69,7 +69,7 @@ def _made(experiment: Experiment, say: Callable[[str], None]) -> Callable[[Param
         _check_teacher(experiment, other)
     check_checkpoint(other, directory)
     own, its = (_shapes(abstract_params(e)["network"]) for e in (experiment, other))
-    new = {path for path in own.keys() - its.keys() if is_adapter(experiment.network, path)}
+    new = {path for path in own.keys() - its.keys() if is_new(experiment.network, path)}
     if {path: shape for path, shape in own.items() if path not in new} != its:
         raise UserError(
             f"train.initial={asked} has a network with other parameters than this run: "
@@ -87,7 +87,7 @@ def _made(experiment: Experiment, say: Callable[[str], None]) -> Callable[[Param
         leaves, structure = jax.tree.leaves(process), jax.tree.structure(fresh["process"])
         network = params["network"]
         if new:
-            network = joined(fresh_adapters(experiment), network)
+            network = joined(fresh_parts(experiment), network)
         return {"network": network, "process": jax.tree.unflatten(structure, leaves)}
 
     return begin

@@ -15,6 +15,7 @@ from md4_jax.data.domains import Domain
 from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.evals.rewards import NoReward
 from md4_jax.experiment import Experiment, clean_prompts
+from md4_jax.networks.quality import built
 from md4_jax.options import (
     CheckpointOptions,
     EvalOptions,
@@ -64,7 +65,7 @@ def experiment(
     )
     (optimizer, rate), network = all_of(
         lambda: made.pop("optim").build(made["train"].num_steps),
-        lambda: made.pop("network").build(made["mesh"].devices.flat[0].platform),
+        lambda: built(made.pop("network"), made["mesh"].devices.flat[0].platform),
     )
     if getattr(process, "conditioning", "time") == "zero":
         network = network._replace(time_free=True)

@@ -75,6 +75,10 @@ def check_fit(experiment: Experiment, part: Component) -> None:
             f"{said} with {part.key}.left_to_right above 0 needs network.causal_context=True, or "
             "network.name='diffusion_gemma': a network that reads clean texts from left to right"
         )
+    if needs.quality and not network.quality:
+        raise UserError(
+            f"{said} needs network.quality=True: the network must predict which tokens are right"
+        )
     _check_resizing(experiment, part)
     if needs.edits != network.edits:
         raise UserError(

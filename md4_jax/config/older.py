@@ -46,6 +46,7 @@ ADDED = {
     "network.norm": "rms",
     "network.norm_eps": 1e-6,
     "network.norm_parameters": "auto",
+    "network.quality": False,
     "network.query_scaling": [],
     "network.rotary_base": 10_000.0,
     "network.rotary_gain": 1.0,

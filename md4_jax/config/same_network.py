@@ -8,6 +8,7 @@ import jax
 
 from md4_jax.config.schema import build_section
 from md4_jax.experiment import Experiment
+from md4_jax.networks.quality import built
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import path_name
 
@@ -17,20 +18,22 @@ FREE = (
     "dropout_shared", "attention_dropout", "embedding_dropout", "label_dropout", "balance",
     "router_z", "parameters", "lora_dropout", "tables_tokens", "tables_hidden", "shape",
 )  # fmt: skip
-ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout")
+# Keys of parameters that can be added to a model.
+NEW = ("lora_rank", "lora_alpha", "lora_dropout", "quality")
 
 
 def differing(experiment: Experiment, other: Experiment) -> list[tuple[str, Any, Any]]:
     """Returns (key, value here, value there) for each key that changes what the network computes.
 
-    Adapters that only this network has do not count: they add nothing before the first step.
+    Adapters and heads of quality that only this network has do not count: they add nothing to its
+    outputs before the first step.
     """
     names = [one.config["network"]["name"] for one in (experiment, other)]
     if names[0] != names[1]:
         return [("name", *names)]
     own, its = (computed(_options(one)) for one in (experiment, other))
     # With equal shapes, another head size means another number of heads.
-    keys = sorted((own.keys() & its.keys()) - {"lora_rank", "head_dim"})
+    keys = sorted((own.keys() & its.keys()) - {"lora_rank", "head_dim", "quality"})
     return [(key, own[key], its[key]) for key in keys if own[key] != its[key]]
 
 
@@ -42,10 +45,10 @@ def check_sizes(
     before: section of the model in `folder`
 
     A network of another name, such as an encoder-decoder from a Qwen3, is left to the conversion of
-    the arrays. Adapters may be added. Keys in FREE may change the names of parameters: loading
-    allows for that.
+    the arrays. Adapters and a head of quality may be added. Keys in FREE may change the names of
+    parameters: loading allows for that.
     """
-    free = {key: after[key] for key in (*FREE, *ADAPTERS) if key in after}
+    free = {key: after[key] for key in (*FREE, *NEW) if key in after}
     before = {**before, **free}
     if before == after or before["name"] != after["name"]:
         return
@@ -65,7 +68,7 @@ def check_sizes(
 
 
 def _shapes(options: Any) -> dict[str, tuple[int, ...]]:
-    params = jax.eval_shape(options.build("cpu").init, jax.random.key(0))
+    params = jax.eval_shape(built(options, "cpu").init, jax.random.key(0))
     return {path_name(p): x.shape for p, x in jax.tree_util.tree_leaves_with_path(params)}
 
 

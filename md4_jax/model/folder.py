@@ -20,6 +20,7 @@ from md4_jax.model import adapters, beginning
 from md4_jax.model.agreement import Meaning
 from md4_jax.model.layout import exported, with_mask
 from md4_jax.model.own_layouts import layout_of
+from md4_jax.networks.quality import HEAD
 from md4_jax.protocols import UserError
 from md4_jax.protocols.phrases import amount
 from md4_jax.runtime import tensors
@@ -29,6 +30,10 @@ from md4_jax.runtime.paths import Place, place, replace
 from md4_jax.runtime.sharding import max_over_processes, path_name, to_host
 
 CARD = "README.md"
+HEAD_LOST = (
+    "the export is without the head of network.quality, for which the layout has no place, so it "
+    "cannot be sampled from by sample.name='prism'; save keeps the head"
+)
 
 
 def named(path: Any) -> Place:
@@ -117,8 +122,9 @@ def export(model: Any, folder: Place) -> Place:
     """Writes the folder in the layout of the model's original project, and returns it.
 
     A model trained from scratch with this package is written in the first layout of `own_layouts`
-    that supports its network. Adapters are merged into the matrices. UserError for a model that no
-    layout supports, and for a folder that is not empty.
+    that supports its network. Adapters are merged into the matrices; a head of quality is left out,
+    with a warning. UserError for a model that no layout supports, and for a folder that is not
+    empty.
     """
     check_empty(folder)
     if model.experiment.network.adapters:
@@ -126,7 +132,8 @@ def export(model: Any, folder: Place) -> Place:
     layout = model.layout or layout_of(model)
     options = build_section("network", model.config["network"], vocab_size=model.domain.vocab_size)
     meaning = Meaning(options, model.experiment.process, model.config["objective"])
-    told, arrays = exported(layout, model.params["network"], meaning, model.origin)
+    params = {name: x for name, x in model.params["network"].items() if name != HEAD}
+    told, arrays = exported(layout, params, meaning, model.origin)
     parted, lost = beginning.parted(model, layout, options), ""
     if parted is not None:
         is_tied = getattr(options, "tied", False)
@@ -135,8 +142,8 @@ def export(model: Any, folder: Place) -> Place:
         lost = beginning.warning(parted, has_head=changed is not None or not is_tied)
     if not is_first():
         return folder
-    if lost:
-        print(f"warning: {lost}", file=sys.stderr)
+    for said in filter(None, (lost, HEAD_LOST if model.experiment.network.quality else "")):
+        print(f"warning: {said}", file=sys.stderr)
     with filling(folder):
         tensors.write(folder, arrays, form="pt")
         for name, text in (_files(model.domain, folder) | layout.files).items():

@@ -21,9 +21,9 @@ from md4_jax.networks.published import Arrays, Put, Read
 from md4_jax.protocols import Array, Params, UserError
 from md4_jax.runtime.sharding import path_name
 from md4_jax.runtime.tensors import Tensors
-from md4_jax.training.loop import fresh_adapters
+from md4_jax.training.loop import fresh_parts
 from md4_jax.training.precision import abstract_params
-from md4_jax.training.trainable import is_adapter, joined
+from md4_jax.training.trainable import is_new, joined, new_parts
 
 Convert = Callable[[Arrays, object, Put], Params]
 
@@ -31,7 +31,8 @@ Convert = Callable[[Arrays, object, Put], Params]
 def own(experiment: Experiment, tensors: Tensors) -> Params:
     """Reads the parameters written by `write`.
 
-    Adapters are initialised if none were written. UserError if some were and the network has none.
+    Adapters and a head of quality are initialised if none were written. UserError if adapters were
+    written and the network has none.
     """
     wanted, network = abstract_params(experiment), experiment.network
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(wanted)]
@@ -43,8 +44,8 @@ def own(experiment: Experiment, tensors: Tensors) -> Params:
             "save(PATH, merged=True)"
         )
     fresh = {}
-    if not stored and any(is_adapter(network, name) for name in names):
-        fresh = _by_path({"network": fresh_adapters(experiment)})
+    if any(is_new(network, name) and name not in tensors for name in names):
+        fresh = _by_path({"network": fresh_parts(experiment)})
 
     def read(path: tuple, want: jax.ShapeDtypeStruct) -> Array:
         name = path_name(path)
@@ -64,7 +65,8 @@ def converted(
 ) -> Params:
     """Reads the parameters of a published network from its folder, which has no adapters.
 
-    Adapters are initialised, and changed by `begin` if it is given. The process has no parameters.
+    Adapters are initialised, and changed by `begin` if it is given; so is a head of quality. The
+    process has no parameters.
     """
     shapes = _by_path(abstract_params(experiment)["network"])
     section = experiment.config["network"]
@@ -77,8 +79,8 @@ def converted(
         return placed(shapes[path], layers, where, stacked=path.startswith(STACKED))
 
     network = convert(arrays, options, put)
-    if experiment.network.adapters:
-        fresh = fresh_adapters(experiment)
+    if new_parts(experiment.network):
+        fresh = fresh_parts(experiment)
         fresh = fresh if begin is None else begin(fresh, put)
         types = {path: shapes[path].dtype for path in _by_path(fresh)}
         fresh = jax.tree_util.tree_map_with_path(lambda p, x: x.astype(types[path_name(p)]), fresh)

@@ -20,6 +20,7 @@ from md4_jax.networks.linear import ADAPTERS, INITIAL, rounded
 from md4_jax.networks.lists import counts_of
 from md4_jax.networks.ordered import reads_in_order
 from md4_jax.networks.products import PRODUCTS, products_for
+from md4_jax.networks.quality import Judged
 from md4_jax.networks.rotary import RAMPS, ROUNDED, Positions, check_rotary
 from md4_jax.networks.rows import Rows
 from md4_jax.networks.shift import check_context, check_shifted
@@ -50,8 +51,8 @@ NOT_NEGATIVE += ("expert_hidden", "shared_hidden", "dense_layers", "router_z", "
 
 
 @dataclasses.dataclass(frozen=True)
-class Transformer(Positions):
-    """Options of the transformer; `build()` makes the network. Those of Positions, and
+class Transformer(Positions, Judged):
+    """Options of the transformer; `build()` makes the network. Those of Positions and Judged, and
 
     hidden             width of the feed-forward layer; 0: 8/3 of size, rounded up to a multiple of
                        64, or 4 size without gates
@@ -93,8 +94,7 @@ class Transformer(Positions):
     dropout            dropout rate of both branches of a block
     dropout_shared     drops the same features at all positions of a sequence
     attention_dropout, embedding_dropout  the same for softmax weights and embedded tokens
-    label_dropout      probability of hiding a training sequence's label, so that the network
-                       also learns without it
+    label_dropout      probability of hiding a label in training, to learn without it too
     tables             largest number of counts of each table of `Tables`; 0: no tables
     tables_tokens      largest number of tokens of the training text to count before the first step
     tables_hidden      units of the network that corrects their sum for each symbol; 0: none

@@ -25,6 +25,7 @@ from md4_jax.objectives.partition import Partition
 from md4_jax.objectives.policy import Policy
 from md4_jax.objectives.preference import Preference
 from md4_jax.objectives.prime import Prime
+from md4_jax.objectives.prism import Prism
 from md4_jax.objectives.proseco import ProSeCo
 from md4_jax.objectives.radd import TDCE, LambdaDCE
 from md4_jax.objectives.reparameterized import Reparameterized
@@ -61,6 +62,7 @@ OBJECTIVES = {
     "sdtt": SDTT,
     "dcd": DCD,
     "reparameterized": Reparameterized,
+    "prism": Prism,
     "proseco": ProSeCo,
     "policy": Policy,
     "preference": Preference,

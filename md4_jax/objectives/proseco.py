@@ -6,17 +6,15 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from md4_jax.objectives.filling import FILLS, predicted
 from md4_jax.objectives.head import at_noise, at_positions, features_at_noise, noise_of
 from md4_jax.objectives.md4 import MD4
 from md4_jax.objectives.noising import SMALLEST_TIME, masked, prompted
-from md4_jax.objectives.sdtt import drawn
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import split_keys
 from md4_jax.processes.event_rates import reveal_rate
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
-
-FILLS = ("most_likely", "drawn")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +116,4 @@ class ProSeCo:
     ) -> Array:
         """Returns the text y, int32 [B, L], from the features h of z; keys [B] draw tokens."""
         chosen = batch.loss_mask if self.everywhere else noise
-        if self.fill == "drawn":
-            tokens = drawn(denoiser, h, chosen, keys)
-        else:
-            # Integers below 2^24 are exact in float32.
-            best = lambda logits: jnp.argmax(logits, axis=-1).astype(jnp.float32)  # noqa: E731
-            tokens = at_noise(denoiser, h, chosen, reduce=best, rows=()).astype(jnp.int32)
-        return jnp.where(chosen, tokens, z)
+        return jnp.where(chosen, predicted(denoiser, h, chosen, self.fill, keys), z)

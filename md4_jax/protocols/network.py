@@ -111,6 +111,7 @@ class Denoiser(NamedTuple):
     within    segments int32 [B, L] -> the denoiser in which a token attends only to tokens of its
               own segment, or None
     label     classes [B] that the network reads in training, some of them hidden, or None
+    quality   h [..., D] -> logits [...] of the probability that a token is right, or None
     """
 
     features: Callable[[Array, Array], Array]
@@ -128,6 +129,7 @@ class Denoiser(NamedTuple):
     within: Callable[[Array], "Denoiser"] | None = None
     behaviour: Any = None
     label: Array | None = None
+    quality: Callable[[Array], Array] | None = None
 
     def __call__(self, z: Array, t: Array) -> Array:  # logits [B, L, V]
         return self.unembed(self.features(z, t))
@@ -189,6 +191,8 @@ class Network(NamedTuple):
     gaps       its denoisers have `gaps`, and z may hold V + 1
     edits      its denoisers have `edits`
     adapters   regular expression of the paths of the only trained parameters, '' for all
+    added      regular expression of the paths of others that a model without them can be given, and
+               that are then trained beside adapters; '' for none
     parameters type in which frozen parameters are stored: float32 or bfloat16
     swapped    its denoisers have `swapped`
     recalls    its denoisers have `recall`, and read a `Conditioned` too
@@ -199,6 +203,7 @@ class Network(NamedTuple):
     classifies its denoisers have `classify`, and predict no tokens
     hides      its denoisers have `within`
     encodes    it has a separate encoder for clean blocks, which is unused without blocks
+    quality    its denoisers have `quality`
     parts      number of sub-tokens of the tokens whose codes it reads instead of z; 0: it reads z
     """
 
@@ -213,6 +218,7 @@ class Network(NamedTuple):
     companion: Any = None
     mixtures: bool = False
     adapters: str = ""
+    added: str = ""
     parameters: str = "float32"
     gaps: bool = False
     edits: bool = False
@@ -225,6 +231,7 @@ class Network(NamedTuple):
     ordered: bool = False
     hides: bool = False
     encodes: bool = False
+    quality: bool = False
     parts: int = 0
 
     def size(self, params: Params) -> int:

@@ -32,6 +32,7 @@ class Needs(NamedTuple):
                       one with a causal context, or one that was trained on windows
     hides             its denoiser must have `within`, and be time-free: its texts change their
                       length, and the padding after them is masked out
+    quality           its denoiser must have `quality`
     teacher           its denoiser comes with the `teacher` of the training state
     preferences       its batches have `rejected`
     rewards           its batches are drawn by the model, with `reward` and `advantage`
@@ -59,6 +60,7 @@ class Needs(NamedTuple):
     hides: bool = False
     windows: bool = False
     verifies: bool = False
+    quality: bool = False
 
 
 class Objective(Protocol):

@@ -41,7 +41,7 @@ RULES = (
     (r"embedding$", P("tensor", "fsdp")),
     (r"label_table$", P(None, "fsdp")),
     (r"(positions|registers)$", P(None, "fsdp")),
-    (r"(missing|replaced)/kernel$", P("fsdp", None)),
+    (r"(missing|replaced|quality/hidden|quality/out)/kernel$", P("fsdp", None)),
     (r"class_head/kernel$", P("fsdp", None)),  # there are few classes
     (r"class_head/bias$", P(None)),
     (r"head/kernel$", P("fsdp", "tensor")),

@@ -17,6 +17,7 @@ from md4_jax.samplers.metropolis import Metropolis
 from md4_jax.samplers.orders import AnyOrder, FirstHitting
 from md4_jax.samplers.planning import PathPlanning
 from md4_jax.samplers.predictor_corrector import PredictorCorrector
+from md4_jax.samplers.prism import Prism
 from md4_jax.samplers.proseco import ProSeCo
 from md4_jax.samplers.psi import Psi
 from md4_jax.samplers.remask import Remask
@@ -44,6 +45,7 @@ SAMPLERS = {
     "metropolis": Metropolis,
     "path_planning": PathPlanning,
     "predictor_corrector": PredictorCorrector,
+    "prism": Prism,
     "proseco": ProSeCo,
     "psi": Psi,
     "remask": Remask,

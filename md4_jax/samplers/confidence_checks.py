@@ -1,5 +1,7 @@
 """Checks of the options of `Confidence`, with errors that name the keys of the section `sample`."""
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from md4_jax.protocols import UserError
@@ -86,3 +88,18 @@ def _check_blocks(step: Any) -> None:
             f"sample.semi_autoregressive={step.semi_autoregressive} draws all blocks within "
             "one sequence: set one of them to 0. For block diffusion set sample.block"
         )
+
+
+def check_random(step: Any, keys: Sequence[str]) -> None:
+    """Raises UserError for keys of the order by confidence that are set for a random order."""
+    if step.order != "random":
+        return
+    for field in dataclasses.fields(step):
+        value = getattr(step, field.name)
+        # Not the transform, and no traced value, within a program.
+        is_set = isinstance(value, bool | int | float | str) and value != field.default
+        if field.name in keys and is_set:
+            raise UserError(
+                f"sample.{field.name}={value!r} is only for sample.order='confidence', not "
+                f"'random': set sample.{field.name}={field.default!r}"
+            )

@@ -188,7 +188,8 @@ def _step(
 def both(cond: Denoiser, uncond: Denoiser, join: Callable[[Array, Array], Array]) -> Denoiser:
     """Combines a conditional and an unconditional denoiser: its logits are join of both logits.
 
-    Its features are those of both, concatenated, so that caches and gathers work as before.
+    Its features are those of both, concatenated, so that caches and gathers work as before. The
+    quality of tokens is that of the conditional one.
     """
 
     def unembed(h: Array) -> Array:
@@ -202,6 +203,7 @@ def both(cond: Denoiser, uncond: Denoiser, join: Callable[[Array, Array], Array]
         _if_both(_blockwise, cond.blocks, uncond.blocks),
         lambda count: both(cond.repeated(count), uncond.repeated(count), join),
         ordered=_if_both(_ordered, cond.ordered, uncond.ordered),
+        quality=cond.quality and (lambda h: cond.quality(jnp.split(h, 2, axis=-1)[0])),
     )
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RevealsMasks
@@ -14,13 +15,15 @@ from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.reveal import masks_left
 from md4_jax.samplers.transforms import Transform
 
+PLANNERS = ("network", "quality")
+
 
 @pytree("transform", "eta")
 @dataclasses.dataclass(frozen=True)
 class PathPlanning:
     """Draws a token for every mask, then masks the least confident tokens again.
 
-    P2 with the network as its own planner (arXiv:2502.03540). After a step to s there are
+    P2 (arXiv:2502.03540). After a step to s there are
     floor((1 - alpha_s) n) masks among the n positions outside the prompt: those with the lowest
     scores. The score is log mu(token) for a token that was just drawn, and eta log mu(token) for
     an earlier one. So a token that is inconsistent with later ones is resampled.
@@ -28,17 +31,32 @@ class PathPlanning:
     eta    0: a token stays once it is drawn, as with `confidence`; 1: earlier and new tokens are
            treated alike; above 1: earlier tokens are remasked more readily
 
-    This uses the network's outputs at visible tokens, which losses on masks do not train. The
-    samples do not have the distribution of the model.
+    planner  what mu(token) of the scores is:
+             network  the network's probability of the token. At visible tokens losses on masks do
+                      not train it
+             quality  the probability that the token is right, by the head of `network.quality`. It
+                      reads the text with all drawn tokens, so a step takes two evaluations
+                      (G-Star, arXiv:2510.08369)
+
+    The samples do not have the distribution of the model.
     """
 
-    needs: ClassVar[Needs] = Needs((RevealsMasks,))
     level: ClassVar[None] = None
 
     eta: float = 1.0
     transform: Transform = Transform()
+    planner: str = "network"
+
+    @property
+    def needs(self) -> Needs:
+        """What the step needs of a process and a network."""
+        return Needs((RevealsMasks,), quality=self.planner == "quality")
 
     def __post_init__(self):
+        if self.planner not in PLANNERS:
+            raise UserError(
+                f"sample.planner must be {' or '.join(map(repr, PLANNERS))}, not {self.planner!r}"
+            )
         if isinstance(self.eta, float | int) and not 0 <= self.eta < math.inf:
             raise UserError(f"sample.eta must be a number of at least 0, not {self.eta}")
 
@@ -53,15 +71,19 @@ class PathPlanning:
     ) -> Chain:
         token_keys, _ = split_keys(keys)
         masks = process.is_noise(chain.z)
-        outputs = denoiser(chain.z, jnp.full(len(chain.z), t))
+        times = jnp.full(len(chain.z), t)
+        outputs = denoiser(chain.z, times)
         tokens = jnp.where(masks, draw_token(token_keys, self.transform(outputs)), chain.z)
         probabilities = probability(outputs, tokens)
-        hidden = self._hidden(chain, masks, jnp.log(probabilities), masks_left(process, chain, s))
+        score = jnp.log(probabilities)
+        if self.planner == "quality":
+            score = jax.nn.log_sigmoid(denoiser.quality(denoiser.features(tokens, times)))
+        hidden = self._hidden(chain, masks, score, masks_left(process, chain, s))
         confidence = jnp.where(masks, probabilities, chain.confidence)
         return chain._replace(
             z=jnp.where(hidden, process.mask_id, tokens),
             confidence=jnp.where(hidden, 0.0, confidence),
-            evaluations=chain.evaluations + 1,
+            evaluations=chain.evaluations + (2 if self.planner == "quality" else 1),
         )
 
     def _hidden(self, chain: Chain, masks: Array, score: Array, left: Array) -> Array:

@@ -1,7 +1,7 @@
 """Unmasking with corrections of earlier tokens in between: docs/families/self_correction.md."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser, UserError, pytree
 from md4_jax.samplers.chain import NEVER, Chain
 from md4_jax.samplers.confidence import Confidence
+from md4_jax.samplers.confidence_checks import check_random
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.orders import blocks_of
 
@@ -171,11 +172,4 @@ def _check(step: ProSeCo) -> None:
             f"sample.edit={step.edit} replaces tokens, which sample.name='proseco' does by its "
             "corrections: set sample.edit=0"
         )
-    for field in dataclasses.fields(Confidence) if step.order == "random" else ():
-        value: Any = getattr(step, field.name)
-        # Not the transform, and no traced value, within a program.
-        if isinstance(value, bool | int | float | str) and value != field.default:
-            raise UserError(
-                f"sample.{field.name}={value!r} is only for sample.order='confidence', not "
-                f"'random': set sample.{field.name}={field.default!r}"
-            )
+    check_random(step, [field.name for field in dataclasses.fields(Confidence)])

@@ -30,7 +30,7 @@ from md4_jax.training.profile import Profile
 from md4_jax.training.saver import Saver
 from md4_jax.training.step import BESIDE, TrainState, init_state, make_train_step
 from md4_jax.training.trackers import Tracked, Trackers
-from md4_jax.training.trainable import divided, matching, stored
+from md4_jax.training.trainable import divided, matching, new_parts, stored
 from md4_jax.training.writers import NullWriter, Progress, Writer
 
 
@@ -263,10 +263,10 @@ def started(experiment: Experiment, begin: Callable[[Params], Params]) -> TrainS
     return state._replace(params=params, ema=ema, frozen=frozen, **others)
 
 
-def fresh_adapters(experiment: Experiment) -> Params:
-    """Makes the initial values of only the adapters, nested as in the network."""
+def fresh_parts(experiment: Experiment) -> Params:
+    """Makes the initial values of only the `new_parts`, nested as in the network."""
     net, key = experiment.network, jax.random.key(experiment.train.seed)
-    return _made(experiment, lambda: stored(matching(net.init(key), net.adapters), "float32"))
+    return _made(experiment, lambda: stored(matching(net.init(key), new_parts(net)), "float32"))
 
 
 def fresh_trained(experiment: Experiment) -> TrainState:

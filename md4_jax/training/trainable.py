@@ -13,14 +13,14 @@ def divided(whole: Params, network: Network, trainable: str) -> tuple[Params, Pa
     """Divides {'network', 'process'} into (trained, frozen), both nested like the whole.
 
     trainable: the key train.trainable. A parameter of the network is trained if the expression
-    matches a part of its path. If it is '', the adapters are trained, or all parameters if there
-    are no adapters. Parameters of the process are always trained. frozen is () if nothing is
-    frozen, else {'network': ...} in the type of `network.parameters`.
+    matches a part of its path. If it is '', the adapters and `network.added` are trained, or all
+    parameters if there are no adapters. Parameters of the process are always trained. frozen is ()
+    if nothing is frozen, else {'network': ...} in the type of `network.parameters`.
 
     Raises UserError for an expression that matches no parameter or, with adapters, no adapter or
     all parameters.
     """
-    pattern = trainable or network.adapters
+    pattern = _pattern(network, trainable)
     if not pattern:
         return dict(whole), ()
     paths = [path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(whole["network"])]
@@ -73,7 +73,7 @@ def trained_beside(network: Network, params: Params, trainable: str) -> str:
 
     params: parameters of the network; trainable: the key train.trainable.
     """
-    asked = trainable or network.adapters
+    asked = _pattern(network, trainable)
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     found = (x for x in names if re.search(asked, x) and not is_adapter(network, x))
     return next(found, "")
@@ -82,6 +82,21 @@ def trained_beside(network: Network, params: Params, trainable: str) -> str:
 def is_adapter(network: Network, path: str) -> bool:
     """Returns whether a parameter of the network belongs to an adapter."""
     return bool(network.adapters and re.search(network.adapters, path))
+
+
+def is_new(network: Network, path: str) -> bool:
+    """Returns whether a model without this parameter can be given it."""
+    return bool(new_parts(network) and re.search(new_parts(network), path))
+
+
+def _pattern(network: Network, trainable: str) -> str:
+    """Returns the expression of the trained parameters; '' for all."""
+    return trainable or (network.adapters and new_parts(network))
+
+
+def new_parts(network: Network) -> str:
+    """Returns the expression of the parameters that a model without them can be given."""
+    return "|".join(part for part in (network.adapters, network.added) if part)
 
 
 def _check(pattern: str, paths: list[str], adapters: str) -> None:

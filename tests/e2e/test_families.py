@@ -38,12 +38,13 @@ TRAINING_ONLY = ("concrete_score", "cross_entropy", "duo", "gidd")
 # Not in a family of their own: a T-step bound that d3pm is equal to, two evaluations, what needs a
 # teacher, texts of several lengths (configs/flex_owt.py and edit_owt.py), a network or a sampler of
 # its own (configs/partition_owt.py, wedlm_owt.py, flow_text8.py, test_sdlm.py), a process of its
-# own (configs/candi_text8.py, prime_text8.py), a config of its own (proseco_owt.py), or data of its
-# own (test_preference.py, test_policy.py).
+# own (configs/candi_text8.py, prime_text8.py), a config of its own (proseco_owt.py and
+# prism_owt.py), or data of its own (test_preference.py, test_policy.py).
 ELSEWHERE = {
     "md4_discrete", "along_order", "every_order", "sdtt", "dcd", "flexmdm", "edit_flow",
     "masked_edit_flow", "partition", "candi", "generalized_kl", "preference", "policy",
     "classifier", "dreamon", "reparameterized", "wedlm", "sdlm", "prime", "proseco",
+    "prism",
 }  # fmt: skip
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 

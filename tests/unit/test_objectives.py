@@ -141,6 +141,7 @@ def test_which_objectives_are_bounds():
         "policy, near the start",
         "preference",
         "prime, joint",
+        "prism",
         "proseco",
         "reparameterized",
         "sdlm",

@@ -98,6 +98,31 @@ def test_a_sample_ends_without_masks_and_tokens_are_revised():
     assert np.all(doubting.evaluations == 6)
 
 
+def test_a_head_may_plan():
+    """It reads the whole text that was drawn; new and earlier tokens are hidden by its word."""
+    quality = np.array([3.0, -1.0, 2.0, 0.5, -2.0, 1.0, 4.0, -0.5])
+    seen = []
+
+    def features(z, t):
+        jax.debug.callback(lambda z: seen.append(np.asarray(z)[0].tolist()), z, ordered=True)
+        return denoiser().features(z, t)
+
+    judged = Denoiser(
+        features, lambda h: h, quality=lambda h: jnp.broadcast_to(quality, h.shape[:-1])
+    )
+    step = PathPlanning(1.0, Transform(0.0), planner="quality")
+    chain = exact.chain_of(np.array([SEEN]))
+    found = step(
+        judged, Masking(2), chain, jnp.float32(0.5), jnp.float32(0.9), exact.keys_for(0, 1)
+    )
+    assert seen == [SEEN, [0, 0, 0, 1, 0, 0, 0, 0]]
+    assert np.flatnonzero(found.z[0] == MASK).tolist() == [1, 3, 4, 7]
+    assert found.evaluations.tolist() == [2]
+    assert step.needs.quality and not PathPlanning().needs.quality
+    with pytest.raises(UserError, match="sample.planner must be 'network' or 'quality', not 'me'"):
+        PathPlanning(planner="me")
+
+
 @pytest.mark.parametrize("eta", [-0.1, float("inf"), float("nan")])
 def test_doubt_is_a_number(eta):
     with pytest.raises(UserError, match="sample.eta must be a number of at least 0"):
