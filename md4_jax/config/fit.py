@@ -8,7 +8,7 @@ from md4_jax.experiment import Experiment, sample_block
 from md4_jax.networks.ordered import FITTING as ORDERED
 from md4_jax.processes.capabilities import RevealsParts
 from md4_jax.processes.lengths import ResizesMasks
-from md4_jax.protocols import UserError
+from md4_jax.protocols import Network, UserError
 
 # Keys of a network that works block by block, and the reasons against other values.
 BLOCKWISE = {"local_width": 0, "tables": 0, "causal": False, "gaps": False}
@@ -65,20 +65,7 @@ def check_fit(experiment: Experiment, part: Component) -> None:
     if needs.ordered and not (network.ordered and network.time_free):
         raise UserError(f"{said} needs {in_order(experiment.config['network'])}")
     _check_drafts(experiment, part)
-    if needs.recalls and not network.recalls:
-        raise UserError(
-            f"{said} with {part.key}.self_conditioning above 0 needs "
-            "network.name='diffusion_gemma': a network that reads what it has predicted"
-        )
-    if needs.reads and not network.reads:
-        raise UserError(
-            f"{said} with {part.key}.left_to_right above 0 needs network.causal_context=True, or "
-            "network.name='diffusion_gemma': a network that reads clean texts from left to right"
-        )
-    if needs.quality and not network.quality:
-        raise UserError(
-            f"{said} needs network.quality=True: the network must predict which tokens are right"
-        )
+    _check_outputs(network, part)
     _check_resizing(experiment, part)
     if needs.edits != network.edits:
         raise UserError(
@@ -98,6 +85,25 @@ def check_fit(experiment: Experiment, part: Component) -> None:
                 if needs.gaps
                 else ": its texts do not grow, and nothing is missing"
             )
+        )
+
+
+def _check_outputs(network: Network, part: Component) -> None:
+    """Raises UserError for a network without something that it must read or predict."""
+    needs, said = part.value.needs, f"{part.key}.name={part.name!r}"
+    if needs.recalls and not network.recalls:
+        raise UserError(
+            f"{said} with {part.key}.self_conditioning above 0 needs "
+            "network.name='diffusion_gemma': a network that reads what it has predicted"
+        )
+    if needs.reads and not network.reads:
+        raise UserError(
+            f"{said} with {part.key}.left_to_right above 0 needs network.causal_context=True, or "
+            "network.name='diffusion_gemma': a network that reads clean texts from left to right"
+        )
+    if needs.quality and not network.quality:
+        raise UserError(
+            f"{said} needs network.quality=True: the network must predict which tokens are right"
         )
 
 

@@ -23,7 +23,7 @@ from md4_jax.runtime.sharding import path_name
 from md4_jax.runtime.tensors import Tensors
 from md4_jax.training.loop import fresh_parts
 from md4_jax.training.precision import abstract_params
-from md4_jax.training.trainable import is_new, joined, new_parts
+from md4_jax.training.trainable import joined, new_parts
 
 Convert = Callable[[Arrays, object, Put], Params]
 
@@ -35,7 +35,6 @@ def own(experiment: Experiment, tensors: Tensors) -> Params:
     written and the network has none.
     """
     wanted, network = abstract_params(experiment), experiment.network
-    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(wanted)]
     stored = [name for name in tensors if re.search(ADAPTERS, name)]
     if stored and not network.adapters:
         raise UserError(
@@ -43,13 +42,13 @@ def own(experiment: Experiment, tensors: Tensors) -> Params:
             "with its own network.lora_rank, and merge the adapters into the matrices by "
             "save(PATH, merged=True)"
         )
-    fresh = {}
-    if any(is_new(network, name) and name not in tensors for name in names):
-        fresh = _by_path({"network": fresh_parts(experiment)})
+    parts = (network.adapters, network.added)
+    absent = [part for part in parts if part and not any(re.search(part, name) for name in tensors)]
+    fresh = _by_path({"network": fresh_parts(experiment)}) if absent else {}
 
     def read(path: tuple, want: jax.ShapeDtypeStruct) -> Array:
         name = path_name(path)
-        if name not in tensors and name in fresh:
+        if any(re.search(part, name) for part in absent):
             return fresh[name].astype(want.dtype)
         return placed(want, [lambda: tensors[name]], f"{tensors.folder}: {name}")
 

@@ -49,7 +49,7 @@ class PathPlanning:
 
     @property
     def needs(self) -> Needs:
-        """What the step needs of a process and a network."""
+        """Requirements of the step on a process and a network."""
         return Needs((RevealsMasks,), quality=self.planner == "quality")
 
     def __post_init__(self):
