@@ -10,9 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from peer_folders import answers, peer_folder
+from tiny_networks import SIZES_OF, T
+from tiny_networks import Z as TEXTS
 
 import md4_jax
-from md4_jax.networks.quality import built
+from md4_jax.networks.classifier import Classifier, PatchClassifier
+from md4_jax.networks.quality import Judged, built
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.md4 import MD4
 from md4_jax.objectives.prism import Prism as Loss
@@ -325,6 +328,27 @@ def test_it_samples_wherever_masks_are_unmasked(model, folder):
         md4_jax.load(folder).sample(**options)
     with pytest.raises(UserError, match="not for network.causal=True"):
         built(Transformer(5, causal=True, quality=True, size=16, heads=2, depth=1), "cpu")
+
+
+JUDGED = [make for make in SIZES_OF if issubclass(make, Judged)]
+
+
+@pytest.mark.parametrize("make", JUDGED, ids=[make.__name__ for make in JUDGED])
+def test_every_network_of_texts_can_have_the_head(make):
+    """Beside its logits; classifiers, which predict no tokens, are refused."""
+    options = make(**SIZES_OF[make], quality=True)
+    if make in (Classifier, PatchClassifier):
+        with pytest.raises(UserError, match="not for network.name of a classifier"):
+            built(options, "cpu")
+        return
+    network = built(options, "cpu")
+
+    def outputs(params):
+        denoiser = network.bind(params)
+        return denoiser.quality(denoiser.features(TEXTS, T)), denoiser(TEXTS, T)
+
+    quality, logits = jax.eval_shape(outputs, jax.eval_shape(network.init, jax.random.key(0)))
+    assert quality.shape == logits.shape[:2] == TEXTS.shape and network.quality
 
 
 def test_the_head_follows_its_denoiser(model):
