@@ -129,7 +129,7 @@ def test_drawn_tokens_have_the_networks_distribution_and_random_places():
         for first in values[:3] / 2
         for n in range(4)
     }
-    assert {round(float(each), 4) for each in judging} <= sums and len(sums) == 10
+    assert {round(float(each), 4) for each in judging} == sums and len(sums) == 10
     assert abs(right.mean() - 0.1) < 4 * np.sqrt(0.09 / (2 * len(x)))
 
 
@@ -165,32 +165,30 @@ def test_no_gradient_passes_through_the_drawn_text():
     assert (of_logits == 0).all() and (of_quality != 0).any()
 
 
-L3 = [(V + 1) ** 2, V + 1, 1]
+# Four tokens of two symbols, so that a step chooses among several that are drawn.
+TWO, LENGTH, FOUR = 2, 4, [27, 9, 3, 1]
 
 
 def law_of(logits: np.ndarray, quality: np.ndarray, step: Prism, steps: int) -> Counter:
-    """Chances of texts of three tokens, by enumeration of the steps of a uniform grid."""
-    law = Counter({(V,) * 3: 1.0})
+    """Chances of texts of four tokens, by enumeration of the steps of a uniform grid."""
+    law = Counter({(TWO,) * LENGTH: 1.0})
     for left in range(steps, 0, -1):
         t, now = left / steps, Counter()
         for z, chance in law.items():
             z = np.array(z)
-            masks, row = np.flatnonzero(z == V), int(z @ L3)
-            due = len(masks) - int(3 * (left - 1) / steps + 1e-4)
-            if not due:
-                now[tuple(z.tolist())] += chance
-                continue
-            after, visible = len(masks) - due, np.flatnonzero(z < V)
+            masks, row = np.flatnonzero(z == TWO), int(z @ FOUR)
+            due = len(masks) - int(LENGTH * (left - 1) / steps + 1e-4)
+            after, visible = len(masks) - due, np.flatnonzero(z < TWO)
             for number, odds in numbers(step, len(visible), after, step.until < t <= step.since):
                 worst = visible[np.argsort(quality[row, visible])][:number]
                 places = list(itertools.combinations(masks, due + len(worst)))
                 for chosen in places:
-                    for tokens in itertools.product(range(V), repeat=len(chosen)):
+                    for tokens in itertools.product(range(TWO), repeat=len(chosen)):
                         new, each = z.copy(), chance * odds / len(places)
                         for n, token in zip(chosen, tokens, strict=True):
                             mu = np.exp(logits[row, n]) / np.exp(logits[row, n]).sum()
                             new[n], each = token, each * mu[token]
-                        new[worst] = V
+                        new[worst] = TWO
                         now[tuple(new.tolist())] += each
         law = now
     return law
@@ -216,27 +214,43 @@ def numbers(step: Prism, drawn: int, after: int, active: bool):
 @pytest.mark.parametrize(
     "options, steps",
     [
-        ({}, 3),
-        ({"remasked": 2.0}, 3),
-        ({"remasked": 0.4, "since": 0.7}, 3),
-        ({"eta": 0.6}, 3),
-        ({"remasked": 2.0, "until": 0.5}, 3),
+        ({}, 4),
+        ({"remasked": 2.0}, 4),
+        ({"remasked": 0.4, "since": 0.7}, 4),
+        ({"eta": 0.6}, 4),
+        ({"remasked": 2.0, "until": 0.5}, 4),
         ({}, 2),
     ],
 )
 def test_samples_have_the_law_of_the_steps(options, steps):
     """By enumeration, within 4.5 standard errors."""
-    logits, many = 1.5 * exact.table_logits(V, 3), 12000
-    quality = exact.table_logits(V, 3)[..., 1]
-    step = Prism(**options)
-    denoiser = judged(logits, quality, L3)
-    z, used = exact.drawn(denoiser, MASKS, step, uniform(steps), exact.keys_for(3, many), length=3)
+    logits, many = 1.5 * exact.table_logits(TWO, LENGTH), 12000
+    quality, step = np.sin(7.0 * exact.table_logits(TWO, LENGTH))[..., 1], Prism(**options)
+    z, used = exact.drawn(
+        judged(logits, quality, FOUR), Masking(TWO), step, uniform(steps),
+        exact.keys_for(3, many), length=LENGTH,
+    )  # fmt: skip
     found, law = Counter(map(tuple, np.asarray(z).tolist())), law_of(logits, quality, step, steps)
     assert (np.asarray(used) == steps).all()
     assert sum(law.values()) == pytest.approx(1.0) and set(found) <= set(law)
     for key, chance in law.items():
         error = np.sqrt(chance * (1 - chance) / many)
         assert abs(found[key] / many - chance) < 4.5 * error + 1 / many, key
+
+
+def test_tokens_that_are_given_are_never_masked():
+    """Whatever their quality; a step masks the worst of the others."""
+    quality = jnp.asarray([-5.0, 1.0, -2.0, 3.0, 0.0, 0.0])
+    flat = exact.of_outputs(lambda z, t: jnp.zeros((*z.shape, V)))
+    denoiser = flat._replace(quality=lambda h: jnp.broadcast_to(quality, h.shape[:-1]))
+    chain = exact.chain_of([[0, 1, 2, 0, V, V]] * 8, np.tile(np.arange(6) == 0, (8, 1)))
+    found = Prism()(
+        denoiser, MASKS, chain, jnp.float32(0.2), jnp.float32(0.4), exact.keys_for(0, 8)
+    )
+    z = np.asarray(found.z)
+    np.testing.assert_array_equal(z[:, [0, 1, 3]], [[0, 1, 0]] * 8)
+    assert (z[:, 2] == V).all() and (z[:, 4:] < V).all()
+    assert (np.asarray(found.confidence)[:, 2] == 0).all()
 
 
 def test_the_order_may_be_that_of_confidence_and_the_given_stay():
