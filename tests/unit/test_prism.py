@@ -253,6 +253,21 @@ def test_tokens_that_are_given_are_never_masked():
     assert (np.asarray(found.confidence)[:, 2] == 0).all()
 
 
+def test_eta_has_the_limit_of_remask():
+    """(1 - alpha_s) / alpha_t = 2/3 of three tokens; two at most fit. 4 standard errors."""
+    many = 4000
+    chain = exact.chain_of([[0, 1, 2, V, V, V]] * many)
+    found = Prism(eta=1.0)(
+        exact.of_outputs(lambda z, t: jnp.zeros((*z.shape, V))), MASKS, chain,
+        jnp.float32(0.34), jnp.float32(0.5), exact.keys_for(0, many),
+    )  # fmt: skip
+    z = np.asarray(found.z)
+    assert ((z == V).sum(axis=1) == 2).all()
+    again = np.bincount((z[:, :3] == V).sum(axis=1), minlength=3) / many
+    law = np.array([1, 6, 20]) / 27
+    assert (np.abs(again - law) < 4 * np.sqrt(law * (1 - law) / many)).all()
+
+
 def test_the_order_may_be_that_of_confidence_and_the_given_stay():
     """The surest masks first, in blocks; a worst token of an earlier block is not masked again."""
     sure = np.array([0.0, 1.0, 2.0, 3.0])
