@@ -7,12 +7,13 @@ import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import split_keys, uniforms
-from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
+from md4_jax.protocols import Accelerator, Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.chain import NEVER, Chain
 from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.confidence_checks import check_random
-from md4_jax.samplers.draw import draw_token, gumbel, probability
+from md4_jax.samplers.draw import gumbel
 from md4_jax.samplers.orders import blocks_of, ranked
+from md4_jax.samplers.reveal import draw_where
 
 ORDERS = ("random", "confidence")
 # Keys of `Confidence` for the order of masks.
@@ -70,28 +71,43 @@ class Prism(Confidence):
         keys: Array,
     ) -> Chain:
         """Reveals masks, at least due [B] in each sequence, and masks the worst tokens."""
-        token_keys, order_keys, count_keys = split_keys(keys, 3)
-        masks, draws = process.is_noise(chain.z), due > 0
+        reveal_keys, count_keys = split_keys(keys)
+        masks = process.is_noise(chain.z)
         h = denoiser.features(chain.z, self.time(process, chain, t))
-        outputs, quality = denoiser.unembed(h), denoiser.quality(h)
         block = blocks_of(chain, self.semi_autoregressive)
         first = jnp.min(jnp.where(masks, block, NEVER), axis=1, keepdims=True)
         visible = ~masks & ~chain.prompt_mask & (block == first)
         left = jnp.maximum(jnp.sum(masks & (block == first), axis=1) - due, 0)
-        number = jnp.where(draws, self._number(visible, left, t, count_keys), 0)
-        worst = visible & (ranked(quality, visible) < number[:, None])
-        tokens = draw_token(token_keys, self.transform(outputs))
-        noise = gumbel(order_keys, chain.z)
-        if self.order == "confidence":
-            noise *= self.position_temperature or self.noise * t
-        # In a sequence that draws nothing `number` is 0, too.
-        chosen = self._chosen(process, chain, outputs, tokens, due + number, noise)
-        found = probability(outputs, tokens)
-        return chain._replace(
-            z=jnp.where(worst, process.mask_id, jnp.where(chosen, tokens, chain.z)),
-            confidence=jnp.where(worst, 0.0, jnp.where(chosen, found, chain.confidence)),
-            evaluations=chain.evaluations + draws,
+        number = jnp.where(due > 0, self._number(visible, left, t, count_keys), 0)
+        worst = visible & (ranked(denoiser.quality(h), visible) < number[:, None])
+        # Without a second evaluation of the network.
+        read = denoiser._replace(
+            features=lambda z, t: h, accelerator=Accelerator(denoiser.accelerator.groups)
         )
+        out = self._revealed(read, process, chain, due + number, t=t, keys=reveal_keys)
+        return out._replace(
+            z=jnp.where(worst, process.mask_id, out.z),
+            confidence=jnp.where(worst, 0.0, out.confidence),
+        )
+
+    def _revealed(
+        self,
+        denoiser: Denoiser,
+        process: RevealsMasks,
+        chain: Chain,
+        due: Array,
+        *,
+        t: Array,
+        keys: Array,
+    ) -> Chain:
+        """Reveals masks, at least due [B] in each sequence."""
+        if self.order == "confidence":
+            return super()._draw(denoiser, process, chain, due, t=t, keys=keys)
+        token_keys, order_keys = split_keys(keys)
+        noise = gumbel(order_keys, chain.z)
+        chosen = self._chosen(process, chain, None, chain.z, due, noise)
+        # 4 times as fast as logits of all positions, at V = 50257, 1024 tokens in 32 steps on CPU.
+        return draw_where(denoiser, self.transform, chain, chosen, t=t, keys=token_keys)
 
     def _number(self, visible: Array, left: Array, t: Array, keys: Array) -> Array:
         """Returns how many of the visible tokens [B, L] a step from t masks again: int32 [B].
@@ -105,7 +121,7 @@ class Prism(Confidence):
         number = jnp.minimum(jnp.where(self.eta > 0, binomial, fixed), jnp.minimum(left, count))
         return jnp.where((t > self.until) & (t <= self.since), number, 0)
 
-    def _score(self, outputs: Array, tokens: Array) -> Array:
+    def _score(self, outputs: Array | None, tokens: Array) -> Array:
         """Returns the scores that decide on the order of masks: [B, L]."""
         if self.order == "random":
             return jnp.zeros(tokens.shape)

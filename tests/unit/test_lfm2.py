@@ -15,7 +15,7 @@ from md4_jax.networks.lfm2 import Lfm2
 from md4_jax.networks.short_convolution import convolved
 from md4_jax.protocols import UserError
 
-CLOSE, MASK, SYMBOLS, ENTRIES = 2e-5, 122, 123, 124
+CLOSE, MASK, SYMBOLS, ENTRIES = 4e-5, 122, 123, 124  # of logits up to 13
 KINDS = ["conv", "full_attention", "conv", "full_attention", "conv"]
 
 
