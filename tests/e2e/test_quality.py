@@ -59,6 +59,7 @@ def test_a_resumed_run_ends_bit_for_bit_the_same(run, head_alone, scratch):
     assert runs.different_arrays(again, head_alone) == []
 
 
+@pytest.mark.campaign
 def test_adapters_and_the_head_are_trained_together(run, trained, tiny, scratch):
     """And nothing else; the state holds no copy of the rest."""
     workdir = scratch / "head_and_adapters"

@@ -21,9 +21,11 @@ from md4_jax.objectives.md4 import MD4
 from md4_jax.objectives.prism import Prism as Loss
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Accelerator, Prompt, UserError
+from md4_jax.runtime.sharding import path_name
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.loop import sample
 from md4_jax.samplers.prism import Prism
+from md4_jax.training.trainable import divided
 
 P, V, MASKS = exact.P_V3L2, 3, Masking(3)
 TOLD = answers("prism")
@@ -378,6 +380,21 @@ def test_every_network_of_texts_can_have_the_head(make):
 
     quality, logits = jax.eval_shape(outputs, jax.eval_shape(network.init, jax.random.key(0)))
     assert quality.shape == logits.shape[:2] == TEXTS.shape and network.quality
+
+
+def test_adapters_and_the_head_are_trained():
+    """And nothing else."""
+    options = Transformer(**SIZES_OF[Transformer], lora_rank=2, quality=True)
+    network = built(options, "cpu")
+    whole = {"network": jax.eval_shape(network.init, jax.random.key(0)), "process": ()}
+    trained, frozen = (
+        [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(part["network"])]
+        for part in divided(whole, network, "")
+    )
+    kinds = ("lora_", "quality/")
+    assert all(any(kind in path for kind in kinds) for path in trained)
+    assert all(any(kind in path for path in trained) for kind in kinds)
+    assert frozen and not any(kind in path for path in frozen for kind in kinds)
 
 
 def test_the_head_follows_its_denoiser(model):
