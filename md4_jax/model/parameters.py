@@ -23,7 +23,7 @@ from md4_jax.runtime.sharding import path_name
 from md4_jax.runtime.tensors import Tensors
 from md4_jax.training.loop import fresh_parts
 from md4_jax.training.precision import abstract_params
-from md4_jax.training.trainable import joined, new_parts
+from md4_jax.training.trainable import joined, matching, new_parts
 
 Convert = Callable[[Arrays, object, Put], Params]
 
@@ -80,7 +80,10 @@ def converted(
     network = convert(arrays, options, put)
     if new_parts(experiment.network):
         fresh = fresh_parts(experiment)
-        fresh = fresh if begin is None else begin(fresh, put)
+        if begin is not None:
+            own = experiment.network.adapters
+            begun, others = (matching(fresh, own, matches=which) for which in (True, False))
+            fresh = joined(begin(begun, put), others)
         types = {path: shapes[path].dtype for path in _by_path(fresh)}
         fresh = jax.tree_util.tree_map_with_path(lambda p, x: x.astype(types[path_name(p)]), fresh)
         network = joined(fresh, network)

@@ -6,10 +6,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.filling import FILLS, predicted
+from md4_jax.objectives.filling import OwnTexts, check_options, predicted
 from md4_jax.objectives.head import at_noise, features_at_noise, noise_of
-from md4_jax.objectives.md4 import MD4
-from md4_jax.objectives.noising import SMALLEST_TIME, masked, prompted
+from md4_jax.objectives.noising import masked
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import split_keys, uniforms
@@ -20,7 +19,7 @@ ORDERS = ("random", "confidence")
 
 
 @dataclasses.dataclass(frozen=True)
-class Prism:
+class Prism(OwnTexts):
     """Loss of masks and of the quality of tokens, in nats [B] (PRISM, arXiv:2510.01384).
 
     The network predicts tokens at some masks S of z_t, which gives y, and then reads y and says
@@ -62,38 +61,26 @@ class Prism:
                 raise UserError(
                     f"objective.{key} must be at least {least}, not {getattr(self, key)}"
                 )
-        for key, allowed in (("fill", FILLS), ("order", ORDERS)):
-            if getattr(self, key) not in allowed:
-                raise UserError(
-                    f"objective.{key} must be {' or '.join(map(repr, allowed))}, not "
-                    f"{getattr(self, key)!r}"
-                )
+        if self.order not in ORDERS:
+            raise UserError(
+                f"objective.order must be {' or '.join(map(repr, ORDERS))}, not {self.order!r}"
+            )
         if self.texts > 1 and (self.order == "confidence" or not self.tokens):
             raise UserError(
                 f"objective.texts={self.texts} is only for objective.order='random' with "
                 "objective.tokens above 0: otherwise all texts would be the same"
             )
-        if not 0 <= self.least_time < 1:
-            raise UserError(f"objective.least_time must lie in [0, 1), not {self.least_time}")
+        check_options(self)
 
     @property
     def calls(self) -> int:
         """Number of passes of a step: of z_t, and of each text y."""
         return 1 + self.texts
 
-    def is_bound(self, process: RevealsMasks) -> bool:
-        return False
-
-    def for_evaluation(self) -> MD4:
-        """Returns MD4's bound."""
-        return MD4()
-
     def __call__(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
-        noise_keys, own = split_keys(keys)
-        t = jnp.maximum(self.least_time + (1.0 - self.least_time) * u, SMALLEST_TIME)
-        z = prompted(batch, process.corrupt(noise_keys, batch.tokens, t))
+        z, t, own = self.noised(process, batch, u, keys)
         unmasking, judging, right = self.parts(denoiser, process, batch, z, t, own)
         extra = {"masked": masked(process, z), "right": right, "judging": judging}
         return unmasking + self.quality * judging, extra

@@ -6,19 +6,17 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.filling import FILLS, predicted
+from md4_jax.objectives.filling import OwnTexts, check_options, predicted
 from md4_jax.objectives.head import at_noise, at_positions, features_at_noise, noise_of
-from md4_jax.objectives.md4 import MD4
-from md4_jax.objectives.noising import SMALLEST_TIME, masked, prompted
+from md4_jax.objectives.noising import masked
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.processes.draws import split_keys
 from md4_jax.processes.event_rates import reveal_rate
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class ProSeCo:
+class ProSeCo(OwnTexts):
     """Loss of unmasking and of correction, in nats [B] (ProSeCo, arXiv:2602.11590).
 
     The network fills in the masks of z_t, which gives a text y without masks, and then reads y:
@@ -53,26 +51,12 @@ class ProSeCo:
                 f"objective.correction must be above 0, not {self.correction}. Without corrections "
                 "the loss is that of objective.name='md4'"
             )
-        if self.fill not in FILLS:
-            raise UserError(
-                f"objective.fill must be {' or '.join(map(repr, FILLS))}, not {self.fill!r}"
-            )
-        if not 0 <= self.least_time < 1:
-            raise UserError(f"objective.least_time must lie in [0, 1), not {self.least_time}")
-
-    def is_bound(self, process: RevealsMasks) -> bool:
-        return False
-
-    def for_evaluation(self) -> MD4:
-        """Returns MD4's bound."""
-        return MD4()
+        check_options(self)
 
     def __call__(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
-        noise_keys, own = split_keys(keys)
-        t = jnp.maximum(self.least_time + (1.0 - self.least_time) * u, SMALLEST_TIME)
-        z = prompted(batch, process.corrupt(noise_keys, batch.tokens, t))
+        z, t, own = self.noised(process, batch, u, keys)
         unmasking, correction, wrong = self.parts(denoiser, process, batch, z, t, own)
         extra = {
             "masked": masked(process, z),

@@ -6,7 +6,7 @@ from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
 from md4_jax.training.loop import abstract_state
 from md4_jax.training.optim import hidden_matrices
-from md4_jax.training.trainable import stored
+from md4_jax.training.trainable import matching, stored
 
 
 def abstract_params(experiment: Experiment) -> Params:
@@ -30,6 +30,14 @@ def check_trainable(experiment: Experiment) -> None:
             "updates are too small for its precision, but all parameters are trained: set "
             "network.lora_rank or train.trainable to train only some of them, or "
             "network.parameters='float32'"
+        )
+    added = experiment.network.added
+    if experiment.objective.needs.quality and not matching(state.params["network"], added):
+        asked = experiment.train.trainable
+        raise UserError(
+            f"train.trainable={asked!r} does not train the head of network.quality, which "
+            f"objective.name={experiment.config['objective']['name']!r} is for: set it to "
+            f"{asked + '|quality/'!r}"
         )
 
 

@@ -50,6 +50,14 @@ def test_a_trained_model_learns_which_of_its_tokens_are_right(head_alone, traine
     assert all(len(text) == 16 for text in model.sample(num=2).texts)
 
 
+def test_a_head_that_would_stay_frozen_is_refused(refused, trained, tiny, scratch):
+    """With a pattern that was meant for something else, such as adapters."""
+    keys = KEYS | {"train.initial": trained, "train.trainable": "query/"}
+    said = refused("--config", tiny, "--workdir", scratch / "frozen", *flags(keys))
+    assert "train.trainable='query/' does not train the head of network.quality" in said
+    assert "set it to 'query/|quality/'" in said
+
+
 @pytest.mark.campaign
 def test_a_resumed_run_ends_bit_for_bit_the_same(run, head_alone, scratch):
     again = scratch / "head_again"

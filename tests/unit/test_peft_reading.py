@@ -67,6 +67,17 @@ def test_an_adapter_beside_its_base_gives_them_too(name, rank, scan, folders, tm
     assert model.layout.base == str(folders["qwen2"])
 
 
+def test_a_head_of_quality_begins_beside_a_read_adapter(folders, tmp_path):
+    """The adapter is that of the folder, and the head is fresh."""
+    base = folders["llada"]
+    folder = own_lora(tmp_path / "lora", base, {"model.transformer.blocks.1.ff_out": 2})
+    keys = {"network.lora_rank": 2}
+    model = md4_jax.load(base, config=keys | {"network.quality": True}, adapters=folder)
+    plain = md4_jax.load(base, config=keys, adapters=folder)
+    assert model.logits(Z, 0.3).tobytes() == plain.logits(Z, 0.3).tobytes()
+    assert model.params["network"]["quality"]["hidden"]["kernel"].shape == (32, 32)
+
+
 def test_keys_of_the_command_line_come_first(folders, tmp_path):
     """Another factor changes nothing at first: the second matrices make up for it."""
     keys = {
